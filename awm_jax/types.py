@@ -101,6 +101,13 @@ class Memory:
 
     findings: tuple[Finding, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """The memory as the policy and the reader see it, one finding a line."""
+        if not self.findings:
+            return "(empty)"
+        return "\n".join(f"[page {f.source_page}] {f.text}" for f in self.findings)
+
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:

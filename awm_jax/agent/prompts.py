@@ -66,14 +66,7 @@ DIRECT_SYSTEM = (
 
 def question_text(question: str, memory: Memory) -> str:
     """The user message that opens a context of the agent: question and working memory."""
-    return f"Question: {question}\nWorking memory:\n{memory_text(memory)}"
-
-
-def memory_text(memory: Memory) -> str:
-    """The working memory as text, one finding a line; `(empty)` without findings."""
-    if not memory.findings:
-        return "(empty)"
-    return "\n".join(f"[page {f.source_page}] {f.text}" for f in memory.findings)
+    return f"Question: {question}\nWorking memory:\n{memory.text}"
 
 
 def prompt_hash() -> str:
