@@ -1,0 +1,357 @@
+"""PDF files and page images as documents: checked first, then rendered page by page.
+
+Pages are 1-based everywhere above the file. Inside a PDF MuPDF counts from 0, and so do
+LongDocURL's image names; `_page_index` is the one place that converts.
+"""
+
+import collections
+import contextlib
+import hashlib
+import logging
+import math
+import pathlib
+import threading
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pymupdf
+from PIL import Image, ImageDraw, ImageFont
+
+from awm_jax.types import Document, Page, Render
+
+_log = logging.getLogger(__name__)
+
+# Qwen's image processor refuses pages whose sides differ by more than this.
+MAX_ASPECT_RATIO = 200
+PLACEHOLDER_TEXT = "page could not be rendered"
+_PLACEHOLDER_DIGEST = "placeholder-"
+_POINTS_PER_INCH = 72
+
+# MuPDF keeps global state and is not thread-safe: whoever touches it holds this.
+_mupdf_lock = threading.Lock()
+
+
+class DocumentError(ValueError):
+    """A file that cannot serve as a document; the message says which and why."""
+
+
+@contextlib.contextmanager
+def _mupdf():
+    """Exclusive use of MuPDF, with an empty list of warnings and nothing on stderr."""
+    with _mupdf_lock:
+        pymupdf.TOOLS.mupdf_display_errors(False)
+        pymupdf.TOOLS.mupdf_display_warnings(False)
+        pymupdf.TOOLS.reset_mupdf_warnings()
+        yield
+
+
+def _page_index(document: Document, number: int) -> int:
+    """The 0-based index in the file of 1-based page `number`."""
+    if not 1 <= number <= document.page_count:
+        raise ValueError(
+            f"{document.id}: there is no page {number}; pages are 1 to {document.page_count}"
+        )
+    return number - 1
+
+
+def _open_pdf(path: pathlib.Path) -> pymupdf.Document:
+    """An open PDF with at least one page that needs no password; else `DocumentError`."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise DocumentError(f"{path}: cannot be read ({error.strerror})") from error
+    if not start:
+        raise DocumentError(f"{path}: the file is empty")
+    if start.startswith(b"version https://git-lfs"):
+        raise DocumentError(f"{path}: a Git LFS pointer; fetch the file itself (git lfs pull)")
+    try:
+        pdf = pymupdf.open(path)
+    except Exception as error:
+        raise DocumentError(f"{path}: not a PDF, or too damaged to open ({error})") from error
+    try:
+        # MuPDF opens HTML, images and other formats too, whatever the file is called.
+        if not pdf.is_pdf:
+            raise DocumentError(
+                f"{path}: expected a PDF, found {pdf.metadata.get('format') or 'another format'}"
+            )
+        if pdf.needs_pass:
+            raise DocumentError(f"{path}: needs a password; save a copy without one")
+        if pdf.page_count == 0:
+            raise DocumentError(f"{path}: has no pages")
+    except BaseException:
+        pdf.close()
+        raise
+    return pdf
+
+
+def open_document(path: str | pathlib.Path, *, id: str | None = None) -> Document:
+    """The PDF at `path`, checked, with the text layer of its pages.
+
+    Args:
+      path: a PDF file. One with an owner password only is read like any other.
+      id: the document's id; the file's name where not given.
+
+    Raises:
+      DocumentError: missing, empty, not a PDF, needs a password, or has no pages.
+    """
+    path = pathlib.Path(path)
+    warnings = []
+    with _mupdf(), _open_pdf(path) as pdf:
+        if pdf.is_repaired:
+            warnings.append("the file is damaged and was repaired; pages may be missing")
+        texts = []
+        for index in range(pdf.page_count):
+            try:
+                texts.append(pdf[index].get_text())
+            except Exception as error:
+                texts.append("")
+                warnings.append(f"page {index + 1}: its text cannot be read ({error})")
+        warnings += filter(None, dict.fromkeys(pymupdf.TOOLS.mupdf_warnings().splitlines()))
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Document(
+        id=path.name if id is None else id,
+        path=str(path),
+        page_texts=tuple(texts),
+        digest=digest,
+        warnings=tuple(warnings),
+    )
+
+
+def page_image_path(document: Document, number: int) -> pathlib.Path:
+    """Where the image of 1-based page `number` lies: LongDocURL counts names from 0."""
+    return pathlib.Path(f"{document.path}_{_page_index(document, number)}.png")
+
+
+def open_page_images(
+    folder: str | pathlib.Path, name: str, *, page_count: int | None = None
+) -> Document:
+    """The images `<name>_0.png`, `<name>_1.png`, ... in `folder` as one document without text.
+
+    LongDocURL is published so. The path of such a document is what its image names share.
+
+    Args:
+      folder: where the images lie.
+      name: the document's id and the start of its image names.
+      page_count: how many pages the document has; else the last image decides.
+
+    Raises:
+      DocumentError: there is no image of that name.
+    """
+    folder = pathlib.Path(folder)
+    found = {}
+    for path in sorted(folder.glob(f"{_glob_literal(name)}_*.png")):
+        index = path.stem[len(name) + 1 :]
+        if index.isascii() and index.isdigit():
+            found[int(index)] = path
+    if not found:
+        raise DocumentError(f"{folder}: expected page images {name}_0.png and so on, found none")
+    count = max(found) + 1 if page_count is None else page_count
+    missing = [index + 1 for index in range(count) if index not in found]
+    digest = hashlib.sha256()
+    for index in sorted(found):
+        digest.update(index.to_bytes(8) + hashlib.sha256(found[index].read_bytes()).digest())
+    return Document(
+        id=name,
+        path=str(folder / name),
+        page_texts=("",) * count,
+        digest=digest.hexdigest(),
+        warnings=(f"no image for pages {missing}",) if missing else (),
+    )
+
+
+def _glob_literal(text: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
+
+
+def open_documents(
+    folder: str | pathlib.Path, names: Iterable[str]
+) -> tuple[dict[str, Document], dict[str, str]]:
+    """Opens each named document of `folder`, a PDF or a set of page images.
+
+    Returns:
+      The documents by id, and why the others could not be opened, by id.
+    """
+    folder = pathlib.Path(folder)
+    documents, failures = {}, {}
+    for name in dict.fromkeys(names):
+        try:
+            if (folder / name).suffix.lower() == ".pdf":
+                documents[name] = open_document(folder / name)
+            else:
+                documents[name] = open_page_images(folder, name)
+        except DocumentError as error:
+            failures[name] = str(error)
+    return documents, failures
+
+
+def _fit(width: float, height: float, zoom: float, max_pixels: int) -> tuple[float, int, int]:
+    """The largest zoom up to `zoom` whose page has at most `max_pixels`, and its size."""
+    zoom = min(zoom, math.sqrt(max_pixels / (width * height)))
+    while True:
+        columns = max(1, math.ceil(width * zoom - 1e-3))
+        rows = max(1, math.ceil(height * zoom - 1e-3))
+        if columns * rows <= max_pixels:
+            return zoom, columns, rows
+        # Rounding up to whole pixels went over. A page a pixel wide can only get shorter.
+        zoom *= min(0.999, max_pixels / (columns * rows)) if min(columns, rows) == 1 else 0.999
+
+
+def _render_pdf(path: str, index: int, dpi: float, max_pixels: int) -> np.ndarray:
+    """Pixels of the page at 0-based `index`; anything may be raised."""
+    with _mupdf(), _open_pdf(pathlib.Path(path)) as pdf:
+        try:
+            page = pdf[index]
+            rect = page.rect
+            if not (0 < rect.width < math.inf and 0 < rect.height < math.inf):
+                raise RuntimeError(f"its page box is {tuple(rect)}")
+            zoom, _, _ = _fit(rect.width, rect.height, dpi / _POINTS_PER_INCH, max_pixels)
+            pixmap = page.get_pixmap(
+                matrix=pymupdf.Matrix(zoom, zoom), colorspace=pymupdf.csRGB, alpha=False
+            )
+            rows = np.frombuffer(pixmap.samples, np.uint8).reshape(pixmap.height, pixmap.stride)
+            return rows[:, : pixmap.width * 3].reshape(pixmap.height, pixmap.width, 3)
+        except Exception as error:
+            raise _PageError(str(error)) from error
+        finally:
+            # MuPDF keeps decoded fonts and images; over many documents they pile up.
+            pymupdf.TOOLS.store_shrink(100)
+
+
+class _PageError(Exception):
+    """This page cannot be rendered, though its document is there."""
+
+
+def _read_image(path: pathlib.Path, max_pixels: int) -> np.ndarray:
+    try:
+        with Image.open(path) as file:
+            _, *size = _fit(*file.size, 1.0, max_pixels)
+            # Transparent parts are paper, not the black that `convert("RGB")` leaves.
+            image = file.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = image.convert("RGB")
+        if tuple(size) != image.size:
+            image = image.resize(size, Image.Resampling.LANCZOS)
+        return np.array(image)
+    except Exception as error:
+        raise _PageError(str(error)) from error
+
+
+def _placeholder(max_pixels: int) -> np.ndarray:
+    """A white page of at most `max_pixels` that says in words what it stands for."""
+    _, columns, rows = _fit(612, 792, 1.0, max_pixels)
+    image = Image.new("RGB", (columns, rows), "white")
+    font = ImageFont.load_default(size=max(6, columns / 16))
+    ImageDraw.Draw(image).text(
+        (columns / 2, rows / 2), PLACEHOLDER_TEXT, fill="black", font=font, anchor="mm"
+    )
+    return np.array(image)
+
+
+def is_placeholder(page: Page) -> bool:
+    """True where the page could not be rendered and a notice was put in its place."""
+    return page.digest.startswith(_PLACEHOLDER_DIGEST)
+
+
+def _pad_to_aspect(image: np.ndarray) -> np.ndarray:
+    """White is added to the right or below until no side is too long for the other."""
+    height, width, _ = image.shape
+    shortest = math.ceil(max(height, width) / MAX_ASPECT_RATIO)
+    rows, columns = max(0, shortest - height), max(0, shortest - width)
+    if not rows and not columns:
+        return image
+    return np.pad(image, ((0, rows), (0, columns), (0, 0)), constant_values=255)
+
+
+def render_page(
+    document: Document, number: int, *, dpi: float = 144, max_pixels: int = 1024 * 1024
+) -> Page:
+    """Page `number` of `document` as the policy sees it.
+
+    The size is computed before anything is drawn, so a poster of 14,400 points costs no more
+    than a letter. Rotation and crop box are obeyed. The same call gives the same bytes.
+
+    Args:
+      document: from `open_document` or `open_page_images`.
+      number: 1-based.
+      dpi: resolution, in pixels per inch; page images keep their own.
+      max_pixels: the image is made smaller until it has at most so many. A page more than
+        `MAX_ASPECT_RATIO` times as long as wide is then padded with white.
+
+    Returns:
+      The page, its image read-only. Where the page cannot be rendered, a notice in its place
+      (see `is_placeholder`) and a logged warning.
+
+    Raises:
+      ValueError: there is no such page.
+      DocumentError: the document's file is gone or no longer what it was.
+    """
+    if dpi <= 0 or max_pixels < 1:
+        raise ValueError(f"expected dpi > 0 and max_pixels >= 1, found {dpi} and {max_pixels}")
+    index = _page_index(document, number)
+    prefix = ""
+    try:
+        if document.path.lower().endswith(".pdf") or pathlib.Path(document.path).is_file():
+            image = _render_pdf(document.path, index, dpi, max_pixels)
+        else:
+            image = _read_image(page_image_path(document, number), max_pixels)
+    except _PageError as error:
+        _log.warning("%s: page %d could not be rendered: %s", document.id, number, error)
+        image, prefix = _placeholder(max_pixels), _PLACEHOLDER_DIGEST
+    image = np.ascontiguousarray(_pad_to_aspect(image))
+    image.flags.writeable = False
+    digest = hashlib.sha256(repr(image.shape).encode() + image.data).hexdigest()
+    return Page(document.id, number, image, prefix + digest)
+
+
+def make_render(
+    documents: Mapping[str, Document],
+    *,
+    dpi: float = 144,
+    max_pixels: int = 1024 * 1024,
+    cache_bytes: int = 256 * 2**20,
+) -> Render:
+    """A `Render` over `documents` that keeps the pages shown last; for any number of threads.
+
+    Pages are rendered one at a time, pages at hand are given out meanwhile.
+
+    Args:
+      documents: by id.
+      dpi: as for `render_page`.
+      max_pixels: as for `render_page`.
+      cache_bytes: how much the kept images may take together. 0 keeps none.
+    """
+    documents = dict(documents)
+    pages: collections.OrderedDict[tuple[str, int], Page] = collections.OrderedDict()
+    kept_bytes = 0
+    pages_lock, render_lock = threading.Lock(), threading.Lock()
+
+    def kept(key: tuple[str, int]) -> Page | None:
+        with pages_lock:
+            if key in pages:
+                pages.move_to_end(key)
+            return pages.get(key)
+
+    def keep(key: tuple[str, int], page: Page) -> None:
+        nonlocal kept_bytes
+        with pages_lock:
+            pages[key] = page
+            kept_bytes += page.image.nbytes
+            while kept_bytes > cache_bytes:
+                kept_bytes -= pages.popitem(last=False)[1].image.nbytes
+
+    def render(document: str, number: int) -> Page:
+        if document not in documents:
+            raise ValueError(f"no document {document!r} among the {len(documents)} opened")
+        key = (document, number)
+        if (page := kept(key)) is not None:
+            return page
+        with render_lock:
+            # Another thread may have rendered it while this one waited.
+            if (page := kept(key)) is None:
+                page = render_page(documents[document], number, dpi=dpi, max_pixels=max_pixels)
+                keep(key, page)
+        return page
+
+    return render
