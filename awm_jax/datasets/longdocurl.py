@@ -20,6 +20,7 @@ from awm_jax.datasets.report import (
     check_document_name,
     check_evidence,
     check_sources,
+    check_text,
 )
 from awm_jax.types import Question
 
@@ -57,6 +58,7 @@ def _record(line: bytes) -> dict:
     window = record["start_end_idx"]
     if len(window) != 2 or any(type(page) is not int for page in window):
         raise ValueError(f"expected [first page, last page] as start_end_idx, found {window}")
+    check_text(record)
     check_document_name(record["doc_no"])
     return record
 

@@ -21,6 +21,7 @@ from awm_jax.datasets.report import (
     check_document_name,
     check_evidence,
     check_sources,
+    check_text,
 )
 from awm_jax.types import Question
 
@@ -58,6 +59,7 @@ def _check_record(record: object) -> None:
         raise ValueError(f"expected strings, found others at {others}")
     if record["answer_format"] not in ANSWER_FORMATS:
         raise ValueError(f"unknown answer format {record['answer_format']!r}")
+    check_text(record)
     check_document_name(record["doc_id"])
 
 

@@ -2,8 +2,8 @@
 
 import collections
 import dataclasses
-import pathlib
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping
 
 # Problems of a record's evidence pages; such a record has no trustworthy gold pages.
 EVIDENCE_UNREADABLE = "evidence pages are not a list of page numbers"
@@ -23,6 +23,7 @@ EVIDENCE_UNEXPECTED = "unanswerable with evidence pages"
 EVIDENCE_OUTSIDE_WINDOW = "evidence page outside the window of pages shown"
 SOURCES_UNREADABLE = "evidence sources are not a list of names"
 SOURCES_MISSING = "answerable without evidence sources"
+SOURCES_UNEXPECTED = "unanswerable with evidence sources"
 SOURCES_REPEATED = "evidence source named twice"
 BAD_RECORD = "record left out"
 MISSING_DOCUMENT = "the document's file is not there"
@@ -126,9 +127,16 @@ def check_sources(
     kinds = []
     if answerable and not sources:
         kinds.append(SOURCES_MISSING)
+    if not answerable and sources:
+        kinds.append(SOURCES_UNEXPECTED)
     if len(set(sources)) < len(sources):
         kinds.append(SOURCES_REPEATED)
     return tuple(dict.fromkeys(sources)), [(kind, repr(sources)) for kind in kinds]
+
+
+def check_text(record: object) -> None:
+    """`ValueError` where a string of `record` is not text: half a surrogate pair, say."""
+    json.dumps(record, ensure_ascii=False).encode()
 
 
 def check_document_name(name: str) -> None:

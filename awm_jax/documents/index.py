@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import portalocker  # comes with qdrant-client
 import qdrant_client
 from qdrant_client import models
 
@@ -85,15 +86,24 @@ def open_client(location: str | pathlib.Path) -> qdrant_client.QdrantClient:
         folder.is_dir() and ((folder / "meta.json").exists() or not any(folder.iterdir()))
     ):
         raise ValueError(f"{folder}: expected an index, an empty folder or none; found other files")
-    try:
-        return qdrant_client.QdrantClient(path=str(folder))
-    except RuntimeError as error:
-        if "already accessed" not in str(error):
-            raise
-        raise RuntimeError(
-            f"{folder}: the index is open in another client, and embedded Qdrant serves one at a "
-            "time. Close the other one, share its client, or run a Qdrant server and pass its URL."
-        ) from error
+    _refuse_if_open(folder)
+    return qdrant_client.QdrantClient(path=str(folder))
+
+
+def _refuse_if_open(folder: pathlib.Path) -> None:
+    """`RuntimeError` where another client has the folder; Qdrant's own leaves a file open."""
+    lock = folder / ".lock"
+    if not lock.exists():
+        return
+    with lock.open("r+") as file:
+        try:
+            portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
+        except portalocker.LockException as error:
+            raise RuntimeError(
+                f"{folder}: the index is open in another client, and embedded Qdrant serves one "
+                "at a time. Close that one, share it, or run a Qdrant server and pass its URL."
+            ) from error
+        portalocker.unlock(file)
 
 
 def _is_embedded(client: qdrant_client.QdrantClient) -> bool:

@@ -77,7 +77,11 @@ def _open_pdf(path: pathlib.Path) -> pymupdf.Document:
             )
         if pdf.needs_pass:
             raise DocumentError(f"{path}: needs a password; save a copy without one")
-        if pdf.page_count == 0:
+        try:
+            page_count = pdf.page_count
+        except Exception as error:
+            raise DocumentError(f"{path}: its pages cannot be counted ({error})") from error
+        if page_count == 0:
             raise DocumentError(f"{path}: has no pages")
     except BaseException:
         pdf.close()
@@ -100,13 +104,16 @@ def open_document(path: str | pathlib.Path, *, id: str | None = None) -> Documen
     with _mupdf(), _open_pdf(path) as pdf:
         if pdf.is_repaired:
             warnings.append("the file is damaged and was repaired; pages may be missing")
-        texts = []
+        texts, unreadable = [], {}
         for index in range(pdf.page_count):
             try:
                 texts.append(pdf[index].get_text())
             except Exception as error:
                 texts.append("")
-                warnings.append(f"page {index + 1}: its text cannot be read ({error})")
+                unreadable[index + 1] = error
+        if unreadable:
+            numbers, error = ", ".join(map(str, unreadable)), next(iter(unreadable.values()))
+            warnings.append(f"the text of pages {numbers} cannot be read ({error})")
         warnings += filter(None, dict.fromkeys(pymupdf.TOOLS.mupdf_warnings().splitlines()))
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -187,15 +194,21 @@ def open_documents(
 
 
 def _fit(width: float, height: float, zoom: float, max_pixels: int) -> tuple[float, int, int]:
-    """The largest zoom up to `zoom` whose page has at most `max_pixels`, and its size."""
-    zoom = min(zoom, math.sqrt(max_pixels / (width * height)))
+    """The largest zoom up to `zoom` that keeps to `max_pixels`, and the size in pixels at it.
+
+    What counts is the page with the padding that `_pad_to_aspect` will add.
+    """
+    padded = max(width, height / MAX_ASPECT_RATIO) * max(height, width / MAX_ASPECT_RATIO)
+    zoom = min(zoom, math.sqrt(max_pixels / padded))
     while True:
         columns = max(1, math.ceil(width * zoom - 1e-3))
         rows = max(1, math.ceil(height * zoom - 1e-3))
-        if columns * rows <= max_pixels:
+        padding = math.ceil(max(columns, rows) / MAX_ASPECT_RATIO)
+        pixels = max(columns, padding) * max(rows, padding)
+        if pixels <= max_pixels:
             return zoom, columns, rows
-        # Rounding up to whole pixels went over. A page a pixel wide can only get shorter.
-        zoom *= min(0.999, max_pixels / (columns * rows)) if min(columns, rows) == 1 else 0.999
+        # Whole pixels go over by a little, or by much where a side is less than a pixel.
+        zoom *= min(0.999, max_pixels / pixels)
 
 
 def _render_pdf(path: str, index: int, dpi: float, max_pixels: int) -> np.ndarray:
@@ -295,7 +308,10 @@ def render_page(
         if document.path.lower().endswith(".pdf") or pathlib.Path(document.path).is_file():
             image = _render_pdf(document.path, index, dpi, max_pixels)
         else:
-            image = _read_image(page_image_path(document, number), max_pixels)
+            path = page_image_path(document, number)
+            if not path.parent.is_dir():
+                raise DocumentError(f"{path.parent}: the folder of page images is gone")
+            image = _read_image(path, max_pixels)
     except _PageError as error:
         _log.warning("%s: page %d could not be rendered: %s", document.id, number, error)
         image, prefix = _placeholder(max_pixels), _PLACEHOLDER_DIGEST
