@@ -1,0 +1,49 @@
+"""The command line: `python -m awm_jax COMMAND --config=FILE [--config.name=value ...]`.
+
+Flags are parsed here and a ConfigDict ends in the command: below it, functions take keyword
+arguments.
+"""
+
+import os
+import sys
+
+from absl import app, flags
+from ml_collections import config_flags
+
+COMMANDS = {
+    "train": "train one policy for each reward of the config, evaluate, compare",
+    "evaluate": "run the agent over a benchmark and score what comes out",
+}
+_CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
+    return "\n".join(["usage: python -m awm_jax COMMAND --config=FILE", "", *lines])
+
+
+def _run(argv: list[str]) -> None:
+    command = argv[1] if len(argv) > 1 else ""
+    if command not in COMMANDS or len(argv) > 2:
+        found = f"found {' '.join(argv[1:])!r}, expected one of the commands\n\n" if command else ""
+        sys.exit(found + _usage())
+    if _CONFIG.value is None:
+        sys.exit(f"{command} needs --config=FILE, such as configs/tiny_world.py")
+    # Compiled programs are kept between runs; set before JAX is first used.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(".cache", "jax"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    if command == "train":
+        from awm_jax.commands import train
+
+        train.run(_CONFIG.value)
+    else:
+        from awm_jax.commands import evaluate
+
+        evaluate.run(_CONFIG.value)
+
+
+def main() -> None:
+    """Parses the flags and runs the command."""
+    flags.FLAGS.set_default("verbosity", -1)
+    app.run(_run)

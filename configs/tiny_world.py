@@ -1,0 +1,83 @@
+"""The main job: AWM-GRPO and answer-only GRPO from one warm start, small and real.
+
+The values of the paper: group size and epsilon (C.6), cells (section 3.2), 15 steps, top 3,
+40 words, four-cell reward. Those of its first author's public precursor: clip range, betas of
+AdamW. The rest was chosen on the development documents (experiments/LOG.md).
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    c = ml_collections.ConfigDict()
+    c.run_dir = "runs/tiny_world"
+    c.seed = 0
+    c.steps = 30
+
+    c.train_data = ml_collections.ConfigDict()
+    c.train_data.dataset = "tiny_world"
+    c.train_data.split = "train"
+    c.train_data.seed = 0
+    c.train_data.documents = 96
+
+    c.eval_data = ml_collections.ConfigDict()
+    c.eval_data.dataset = "tiny_world"
+    c.eval_data.split = "test"
+    c.eval_data.seed = 0
+    c.eval_data.documents = 96
+
+    c.policy = ml_collections.ConfigDict()
+    c.policy.checkpoint = "experiments/tiny_world/policy"
+    c.policy.dtype = "float32"
+
+    c.reader = ml_collections.ConfigDict()
+    c.reader.checkpoint = "experiments/tiny_world/reader"
+    c.reader.dtype = "float32"
+
+    c.rollout = ml_collections.ConfigDict()
+    c.rollout.max_steps = 15
+    c.rollout.top_k = 3
+    c.rollout.max_words = 40
+    c.rollout.context = "memory"
+    c.rollout.temperature = 1.0
+
+    c.sampler = ml_collections.ConfigDict()
+    c.sampler.max_new_tokens = 64
+    c.sampler.prompt_buckets = (64, 160, 320)
+    c.sampler.batch_buckets = (16, 64, 128)
+
+    # Answer right x memory answerable: (supported correct, missing correct, answering error,
+    # unresolved error). One policy is trained for each entry, all from the same warm start.
+    c.rewards = ml_collections.ConfigDict()
+    c.rewards.answer_grpo = (1.0, 1.0, 0.0, 0.0)
+    c.rewards.awm_grpo = (2.0, 0.0, -0.1, -1.0)
+
+    c.groups = ml_collections.ConfigDict()
+    c.groups.questions_per_step = 16
+    c.groups.group_size = 8
+    c.groups.epsilon = 1e-6
+    c.groups.ddof = 0
+    c.groups.scale_by_std = True
+
+    c.loss = ml_collections.ConfigDict()
+    c.loss.clip_low = 0.2
+    c.loss.clip_high = 0.28
+    c.loss.aggregate = "token"
+
+    c.optimizer = ml_collections.ConfigDict()
+    c.optimizer.learning_rate = 4e-4
+    c.optimizer.warmup_steps = 5
+    c.optimizer.b1 = 0.9
+    c.optimizer.b2 = 0.98
+    c.optimizer.weight_decay = 0.0
+    c.optimizer.max_gradient_norm = 1.0
+
+    c.packing = ml_collections.ConfigDict()
+    c.packing.rows = 16
+    c.packing.row_length = 384
+    c.packing.image_tokens = 2560
+    c.packing.target_rows = 128
+    c.packing.target_length = 64
+
+    c.checkpoints_kept = 2
+    return c
