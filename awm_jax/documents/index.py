@@ -9,6 +9,7 @@ its pages. It tells what an interrupted build still has to do, and keeps vectors
 embedder or of another file by the same name from being mixed in.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -281,14 +282,15 @@ def make_search(
     if missing := [document.id for document in documents if document.id not in manifest]:
         raise ValueError(f"not in index {name!r}, build it first: {missing}")
     page_counts = {document.id: document.page_count for document in documents}
-    lock = threading.Lock()
+    # Embedded Qdrant is not made for threads.
+    one_at_a_time = threading.Lock() if embedded else contextlib.nullcontext()
 
     @functools.lru_cache(maxsize=cache_size)
     def ranked(document: str, query: str) -> tuple[int, ...]:
         indices, values = embed.embed_query(query)
         if not indices:
             return ()
-        with lock:
+        with one_at_a_time:
             found = client.query_points(
                 _collection(name, document, embedded),
                 query=models.SparseVector(indices=indices, values=values),

@@ -11,13 +11,18 @@ import logging
 import math
 import pathlib
 import threading
+import warnings
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-import pymupdf
 from PIL import Image, ImageDraw, ImageFont
 
 from awm_jax.types import Document, Page, Render
+
+with warnings.catch_warnings():
+    # SWIG's types warn as they are imported, and an error in that place breaks the import.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import pymupdf
 
 _log = logging.getLogger(__name__)
 
@@ -100,10 +105,10 @@ def open_document(path: str | pathlib.Path, *, id: str | None = None) -> Documen
       DocumentError: missing, empty, not a PDF, needs a password, or has no pages.
     """
     path = pathlib.Path(path)
-    warnings = []
+    found = []
     with _mupdf(), _open_pdf(path) as pdf:
         if pdf.is_repaired:
-            warnings.append("the file is damaged and was repaired; pages may be missing")
+            found.append("the file is damaged and was repaired; pages may be missing")
         texts, unreadable = [], {}
         for index in range(pdf.page_count):
             try:
@@ -113,8 +118,8 @@ def open_document(path: str | pathlib.Path, *, id: str | None = None) -> Documen
                 unreadable[index + 1] = error
         if unreadable:
             numbers, error = ", ".join(map(str, unreadable)), next(iter(unreadable.values()))
-            warnings.append(f"the text of pages {numbers} cannot be read ({error})")
-        warnings += filter(None, dict.fromkeys(pymupdf.TOOLS.mupdf_warnings().splitlines()))
+            found.append(f"the text of pages {numbers} cannot be read ({error})")
+        found += filter(None, dict.fromkeys(pymupdf.TOOLS.mupdf_warnings().splitlines()))
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Document(
@@ -122,7 +127,7 @@ def open_document(path: str | pathlib.Path, *, id: str | None = None) -> Documen
         path=str(path),
         page_texts=tuple(texts),
         digest=digest,
-        warnings=tuple(warnings),
+        warnings=tuple(found),
     )
 
 

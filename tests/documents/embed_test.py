@@ -52,6 +52,10 @@ class EmbedPagesTest(absltest.TestCase):
         self.assertEqual(embed.embed_pages(["", ""]), [([], []), ([], [])])
         self.assertEqual(embed.embed_query("?"), ([], []))
 
+    def test_question_words_count_only_where_there_are_no_others(self):
+        self.assertEqual(embed.embed_query("What does the GDP of which"), embed.embed_query("gdp"))
+        self.assertLen(embed.embed_query("Who is the Who?")[0], 3)
+
     def test_a_page_without_text_does_not_shorten_the_mean(self):
         with_empty = embed.embed_pages(["a b", "c d e f", ""], b=0.75)
         # idf counts the empty page, the mean length (3) does not.
@@ -79,9 +83,9 @@ class RecallTest(absltest.TestCase):
             ranked = sorted(range(1, len(texts) + 1), key=lambda page: (-scores[page - 1], page))
             recalls.append(len(gold & set(ranked[:3])) / len(gold))
         self.assertLen(recalls, 89)
-        self.assertGreaterEqual(sum(recalls) / len(recalls), 0.5)
-        self.assertGreaterEqual(sum(r > 0 for r in recalls) / len(recalls), 0.61)
-        self.assertGreaterEqual(sum(r == 1 for r in recalls) / len(recalls), 0.4)
+        self.assertGreaterEqual(sum(recalls) / len(recalls), 0.56)
+        self.assertGreaterEqual(sum(r > 0 for r in recalls) / len(recalls), 0.65)
+        self.assertGreaterEqual(sum(r == 1 for r in recalls) / len(recalls), 0.48)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ import tempfile
 from unittest import mock
 
 import numpy as np
-import pymupdf
 from absl.testing import absltest, parameterized
 from PIL import Image
 
 from awm_jax.documents import pdf
+from awm_jax.documents.pdf import pymupdf
 
 RESEARCH_DATA = os.environ.get("AWM_RESEARCH_DATA", "")
 PAGE = b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 100 100]>>"
