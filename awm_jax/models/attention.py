@@ -1,0 +1,99 @@
+"""Attention under a boolean mask, and the key/value cache."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+IMPLEMENTATIONS = ("xla",)
+
+
+class KVCache(NamedTuple):
+    """Keys and values of the tokens so far; rows of a batch have their own lengths.
+
+    Attributes:
+      key: `[layer, batch, slot, kv_heads, head_dim]`, rotated.
+      value: same shape.
+      mask: `[batch, slot]` bool, True where the slot holds a real token.
+      index: `[batch]` int32, the next free slot of the row.
+    """
+
+    key: jax.Array
+    value: jax.Array
+    mask: jax.Array
+    index: jax.Array
+
+
+class Visibility(NamedTuple):
+    """Who sees whom in one call.
+
+    Attributes:
+      mask: `[batch, time, source]` bool, True where the token may attend to the source.
+      slots: `[batch, time]` int32, the cache slot of each token, out of range for padding;
+        None without a cache.
+    """
+
+    mask: jax.Array
+    slots: jax.Array | None
+
+
+def packed_visibility(segment_ids: jax.Array) -> Visibility:
+    """Causal attention within segments; segment 0 is padding, which nobody sees.
+
+    Args:
+      segment_ids: `[batch, time]` int32.
+    """
+    time = segment_ids.shape[1]
+    causal = jnp.tril(jnp.ones((1, time, time), bool))
+    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    return Visibility(causal & same & (segment_ids != 0)[:, None, :], None)
+
+
+def advance(cache: KVCache, real: jax.Array) -> tuple[KVCache, Visibility]:
+    """Gives each real token the next slot of its row.
+
+    Args:
+      cache: the cache before the call.
+      real: `[batch, time]` bool, False for padding, which is not written.
+
+    Returns:
+      The cache with `mask` and `index` moved on, its keys and values still to be written, and
+      what the tokens see: all earlier real tokens of their row and themselves. A token past the
+      last slot is lost, as in any scatter; callers size the cache.
+    """
+    slot_count = cache.mask.shape[1]
+    slots = cache.index[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1
+    rows = jnp.arange(real.shape[0])[:, None]
+    # A slot out of range makes the scatter drop the write.
+    written = jnp.where(real, slots, slot_count)
+    mask = cache.mask.at[rows, written].set(True, mode="drop")
+    seen = mask[:, None, :] & (jnp.arange(slot_count)[None, None, :] <= slots[:, :, None])
+    index = cache.index + jnp.sum(real, axis=1, dtype=jnp.int32)
+    return cache._replace(mask=mask, index=index), Visibility(seen, written)
+
+
+def attention(query, key, value, mask, *, implementation="xla"):
+    """Softmax attention with grouped heads; the scores are float32.
+
+    Args:
+      query: `[batch, time, heads, head_dim]`. Head `h` reads key/value head
+        `h // (heads / kv_heads)`.
+      key, value: `[batch, source, kv_heads, head_dim]`.
+      mask: `[batch, time, source]` bool, or `[batch, 1, source]` where all queries see the
+        same; True where the query may attend. A query that sees nothing gets a finite mean.
+      implementation: "xla".
+
+    Returns:
+      `[batch, time, heads, head_dim]`, type of `query`.
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"attention {implementation!r}: expected one of {IMPLEMENTATIONS}")
+    batch, time, heads, head_dim = query.shape
+    kv_heads = key.shape[2]
+    # Queries are grouped by the head that they share, so that keys are never repeated.
+    grouped = query.reshape(batch, time, kv_heads, heads // kv_heads, head_dim)
+    # b batch, t time, s source, k kv_heads, g queries of a kv head, d head_dim.
+    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores * head_dim**-0.5, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    return jnp.einsum("bkgts,bskd->btkgd", weights, value).reshape(query.shape)

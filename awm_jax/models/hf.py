@@ -1,0 +1,317 @@
+"""Checkpoints in the form of HF transformers: read, checked, written.
+
+One table says which tensor of a checkpoint is which array of ours; it is read in both
+directions. Linear kernels are `[inputs, outputs]` here and `[outputs, inputs]` there; arrays
+under `layers`, `blocks` and `deepstack_merger_list` are stacked here and numbered there.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+from typing import NamedTuple
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import nnx, traverse_util
+
+from awm_jax.models import qwen3, qwen3_vl
+from awm_jax.models.config import Config, parse_config
+
+# (HF name below the prefix, path below ours, whether HF has the output axis first). A star is
+# the number of a layer; what is not a kernel is the same here and there.
+DECODER = (
+    ("embed_tokens.weight", "embed_tokens/embedding", False),
+    ("layers.*.input_layernorm.weight", "layers/input_layernorm/scale", False),
+    ("layers.*.self_attn.q_proj.weight", "layers/self_attn/q_proj/kernel", True),
+    ("layers.*.self_attn.k_proj.weight", "layers/self_attn/k_proj/kernel", True),
+    ("layers.*.self_attn.v_proj.weight", "layers/self_attn/v_proj/kernel", True),
+    ("layers.*.self_attn.o_proj.weight", "layers/self_attn/o_proj/kernel", True),
+    ("layers.*.self_attn.q_norm.weight", "layers/self_attn/q_norm/scale", False),
+    ("layers.*.self_attn.k_norm.weight", "layers/self_attn/k_norm/scale", False),
+    (
+        "layers.*.post_attention_layernorm.weight",
+        "layers/post_attention_layernorm/scale",
+        False,
+    ),
+    ("layers.*.mlp.gate_proj.weight", "layers/mlp/gate_proj/kernel", True),
+    ("layers.*.mlp.up_proj.weight", "layers/mlp/up_proj/kernel", True),
+    ("layers.*.mlp.down_proj.weight", "layers/mlp/down_proj/kernel", True),
+    ("norm.weight", "norm/scale", False),
+)
+VISION = (
+    ("patch_embed.proj.weight", "patch_embed/proj/kernel", True),
+    ("patch_embed.proj.bias", "patch_embed/proj/bias", False),
+    ("pos_embed.weight", "pos_embed/embedding", False),
+    ("blocks.*.norm1.weight", "blocks/norm1/scale", False),
+    ("blocks.*.norm1.bias", "blocks/norm1/bias", False),
+    ("blocks.*.norm2.weight", "blocks/norm2/scale", False),
+    ("blocks.*.norm2.bias", "blocks/norm2/bias", False),
+    ("blocks.*.attn.qkv.weight", "blocks/attn/qkv/kernel", True),
+    ("blocks.*.attn.qkv.bias", "blocks/attn/qkv/bias", False),
+    ("blocks.*.attn.proj.weight", "blocks/attn/proj/kernel", True),
+    ("blocks.*.attn.proj.bias", "blocks/attn/proj/bias", False),
+    ("blocks.*.mlp.linear_fc1.weight", "blocks/mlp/linear_fc1/kernel", True),
+    ("blocks.*.mlp.linear_fc1.bias", "blocks/mlp/linear_fc1/bias", False),
+    ("blocks.*.mlp.linear_fc2.weight", "blocks/mlp/linear_fc2/kernel", True),
+    ("blocks.*.mlp.linear_fc2.bias", "blocks/mlp/linear_fc2/bias", False),
+    *(
+        (f"{hf}{norm_or_linear}.{leaf}", f"{ours}{norm_or_linear}/{name}", name == "kernel")
+        for hf, ours in (
+            ("merger.", "merger/"),
+            ("deepstack_merger_list.*.", "deepstack_merger_list/"),
+        )
+        for norm_or_linear, weight in (
+            ("norm", "scale"),
+            ("linear_fc1", "kernel"),
+            ("linear_fc2", "kernel"),
+        )
+        for leaf, name in (("weight", weight), ("bias", "bias"))
+    ),
+)
+
+
+class Entry(NamedTuple):
+    """One array of ours and the tensors that hold it.
+
+    Attributes:
+      path: keys into the parameters.
+      names: the tensors' names, one a layer where `stacked`.
+      stacked: whether the array has a leading layer axis.
+      output_first: whether the tensors have our last axis first.
+      shape: of our array.
+    """
+
+    path: tuple[str, ...]
+    names: tuple[str, ...]
+    stacked: bool
+    output_first: bool
+    shape: tuple[int, ...]
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        shape = self.shape[1:] if self.stacked else self.shape
+        return (shape[-1], *shape[:-1]) if self.output_first else shape
+
+
+def _module(config: Config):
+    return qwen3.Qwen3 if config.vision is None else qwen3_vl.Qwen3VL
+
+
+@functools.lru_cache
+def _abstract(config: Config):
+    """The module without arrays, and the parameters as shapes by path."""
+    module = nnx.eval_shape(
+        lambda: _module(config)(config, rngs=nnx.Rngs(params=0), dtype=jnp.float32)
+    )
+    graph, state = nnx.split(module, nnx.Param)
+    return graph, traverse_util.flatten_dict(nnx.to_pure_dict(state))
+
+
+def entries(config: Config) -> list[Entry]:
+    """The table for a model of this shape, one entry an array."""
+    text = "model." if config.vision is None else "model.language_model."
+    tables = [(text, "language_model/", DECODER)]
+    if config.vision is not None:
+        tables.append(("model.visual.", "visual/", VISION))
+    if not config.tie_word_embeddings:
+        tables.append(("", "", (("lm_head.weight", "lm_head/embedding", False),)))
+    _, shapes = _abstract(config)
+    result = []
+    for prefix, ours, table in tables:
+        for name, path, output_first in table:
+            keys = tuple((ours + path).split("/"))
+            shape, stacked = shapes[keys].shape, "*" in name
+            numbers = range(shape[0] if stacked else 1)
+            names = tuple(prefix + name.replace("*", str(number)) for number in numbers)
+            result.append(Entry(keys, names, stacked, output_first, shape))
+    return result
+
+
+def _build(config: Config, params, **options):
+    kind = qwen3.Model if config.vision is None else qwen3_vl.Model
+    return kind(config=config, params=params, graph=_abstract(config)[0], **options)
+
+
+def init_model(config: Config, key: jax.Array, *, dtype="float32", **options):
+    """A model with random parameters, to be trained from scratch; options as `load_model`."""
+    module = _module(config)(config, rngs=nnx.Rngs(params=key), dtype=dtype)
+    return _build(config, nnx.to_pure_dict(nnx.state(module, nnx.Param)), **options)
+
+
+def checkpoint_directory(path: str | os.PathLike) -> pathlib.Path:
+    """The directory itself, or that of a hub id, downloaded unless it is in hub's cache."""
+    if pathlib.Path(path).is_dir():
+        return pathlib.Path(path)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        raise ValueError(f"{path}: found neither a directory nor a hub id such as Qwen/Qwen3-4B")
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(str(path), allow_patterns=patterns))
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise ValueError(
+            f"{path}: no such directory, and the hub did not give it: {error}"
+        ) from error
+
+
+def load_config(path: str | os.PathLike) -> Config:
+    """The shape of the model in a directory or of a hub id."""
+    file = checkpoint_directory(path) / "config.json"
+    try:
+        return parse_config(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def load_model(path: str | os.PathLike, *, dtype="bfloat16", place=None, **options):
+    """A model from an HF checkpoint: Qwen3 or Qwen3-VL, told from config.json.
+
+    Each array is read straight to its shards: beside the parameters, the host holds one shard
+    of one array.
+
+    Args:
+      path: a directory or a hub id.
+      dtype: type of the parameters, and of all that is computed with them.
+      place: (path such as "language_model/norm/scale", shape) -> `Sharding`; None for the
+        default device.
+      **options: `remat`, `attention` and `constrain` of `qwen3.Model`.
+
+    Raises:
+      ValueError: for a config that asks for something else than we compute, and, listed
+        together, for all tensors that are missing, unexpected or of the wrong shape. A tied
+        model's file may hold the head too, if it equals the embedding.
+    """
+    directory = checkpoint_directory(path)
+    config = load_config(directory)
+    dtype = jnp.dtype(dtype)
+    arrays = {}
+    with contextlib.ExitStack() as stack:
+        files = _open(directory, stack)
+        table = entries(config)
+        _check(directory, config, table, files)
+        for entry in table:
+            read = functools.partial(_read, files, entry, dtype)
+            if place is None:
+                arrays[entry.path] = jnp.asarray(read((slice(None),) * len(entry.shape)))
+            else:
+                sharding = place("/".join(entry.path), entry.shape)
+                arrays[entry.path] = jax.make_array_from_callback(entry.shape, sharding, read)
+    return _build(config, traverse_util.unflatten_dict(arrays), **options)
+
+
+def _open(directory: pathlib.Path, stack: contextlib.ExitStack) -> dict:
+    """Tensor name -> the open file that holds it."""
+    index = directory / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    absent = [name for name in names if not (directory / name).is_file()]
+    if absent:
+        raise ValueError(f"{directory}: found no {absent}")
+    files = {}
+    for name in names:
+        file = stack.enter_context(safetensors.safe_open(directory / name, framework="numpy"))
+        files.update({tensor: file for tensor in file.keys()})  # noqa: SIM118 (not a mapping)
+    return files
+
+
+def _check(directory, config: Config, table: list[Entry], files: dict) -> None:
+    shapes = {name: entry.tensor_shape for entry in table for name in entry.names}
+    missing = sorted(shapes.keys() - files.keys())
+    unexpected = sorted(files.keys() - shapes.keys())
+    problems = []
+    if config.tie_word_embeddings and "lm_head.weight" in unexpected:
+        unexpected.remove("lm_head.weight")
+        (embedding,) = table[0].names
+        if embedding in files and not np.array_equal(
+            files["lm_head.weight"].get_tensor("lm_head.weight"),
+            files[embedding].get_tensor(embedding),
+        ):
+            problems.append("lm_head.weight differs from the embedding that it is tied to")
+    for name in sorted(shapes.keys() & files.keys()):
+        found = tuple(files[name].get_slice(name).get_shape())
+        if found != shapes[name]:
+            problems.append(f"{name}: found {found}, expected {shapes[name]}")
+    if missing or unexpected or problems:
+        raise ValueError(
+            f"{directory}: checkpoint and model disagree.\n  missing:    {missing}\n"
+            f"  unexpected: {unexpected}\n  wrong:      {problems}"
+        )
+
+
+def _read(files: dict, entry: Entry, dtype, index: tuple[slice, ...]) -> np.ndarray:
+    """The part of an array that `index` asks for, layer by layer into one buffer."""
+    sizes = [len(range(*s.indices(n))) for s, n in zip(index, entry.shape, strict=True)]
+    out = np.empty(sizes, dtype)
+    names, inner = (entry.names[index[0]], index[1:]) if entry.stacked else (entry.names, index)
+    theirs = (inner[-1], *inner[:-1]) if entry.output_first else inner
+    for place, name in zip(out if entry.stacked else [out], names, strict=True):
+        tensor = files[name].get_slice(name)[theirs]
+        place[...] = np.moveaxis(tensor, 0, -1) if entry.output_first else tensor
+    return out
+
+
+def save_model(model, params, path: str | os.PathLike, *, assets=None, shard_bytes=5 * 10**9):
+    """Writes a checkpoint that transformers, vLLM and SGLang load.
+
+    Args:
+      model: gives the shape; config.json is written in the form of transformers 4.
+      params: what to write, each array in its own type. Every process must be able to read it.
+      path: directory, made where absent; one that holds weights already is refused.
+      assets: directory whose tokenizer, processor and generation files are copied beside.
+      shard_bytes: size at which a new file is begun.
+    """
+    directory = pathlib.Path(path)
+    directory.mkdir(parents=True, exist_ok=True)
+    if list(directory.glob("*.safetensors*")):
+        raise ValueError(f"{directory}: found weights, expected a directory without")
+    table, arrays = entries(model.config), traverse_util.flatten_dict(params)
+    expected = {entry.path: entry.shape for entry in table}
+    found = {keys: array.shape for keys, array in arrays.items()}
+    if found != expected:
+        wrong = sorted("/".join(k) for k, _ in found.items() ^ expected.items())
+        raise ValueError(f"params and model disagree about {wrong}; adapters are merged first")
+    shards, size = [[]], 0
+    for entry in table:
+        array = arrays[entry.path]
+        for number, name in enumerate(entry.names):
+            nbytes = array.dtype.itemsize * math.prod(entry.tensor_shape)
+            if size and size + nbytes > shard_bytes:
+                shards.append([])
+                size = 0
+            shards[-1].append((name, entry, number))
+            size += nbytes
+    weight_map = {}
+    for count, shard in enumerate(shards, start=1):
+        file = f"model-{count:05}-of-{len(shards):05}.safetensors"
+        file = "model.safetensors" if len(shards) == 1 else file
+        tensors = {name: _tensor(arrays[e.path], e, number) for name, e, number in shard}
+        safetensors.numpy.save_file(tensors, directory / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(tensors, file))
+    if len(shards) > 1:
+        total = sum(array.nbytes for array in arrays.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(directory / "model.safetensors.index.json", index)
+    dtype = arrays[table[0].path].dtype.name
+    source = {k: v for k, v in model.config.source.items() if k != "torch_dtype"} | {"dtype": dtype}
+    _write_json(directory / "config.json", source)
+    for file in sorted(pathlib.Path(assets).iterdir()) if assets is not None else ():
+        if file.suffix in {".json", ".txt", ".jinja"} and not (directory / file.name).exists():
+            shutil.copyfile(file, directory / file.name)
+
+
+def _tensor(array: jax.Array, entry: Entry, number: int) -> np.ndarray:
+    array = np.asarray(array[number] if entry.stacked else array)
+    return np.ascontiguousarray(np.moveaxis(array, -1, 0) if entry.output_first else array)
+
+
+def _write_json(file: pathlib.Path, content) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,98 @@
+"""The small layers of Qwen3 and Qwen3-VL, in the precision in which HF computes them.
+
+Parameters are drawn at a scale at which a small model trains from scratch: a linear layer
+keeps the variance of its input, and `scale` makes those that write to the residual stream
+smaller.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+
+def _along_last_axis(vector: jax.Array, like: jax.Array) -> jax.Array:
+    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
+
+
+class Linear(nnx.Module):
+    """`x @ kernel + bias`; the kernel is `[inputs, outputs]`, HF's transposed."""
+
+    def __init__(self, inputs, outputs, *, rngs, dtype, bias=False, scale=1.0):
+        deviation = scale * inputs**-0.5
+        draw = deviation * jax.random.normal(rngs.params(), (inputs, outputs), jnp.float32)
+        self.kernel = nnx.Param(draw.astype(dtype))
+        self.bias = nnx.Param(jnp.zeros((outputs,), dtype)) if bias else None
+
+    def __call__(self, x):
+        y = x @ self.kernel[...]
+        return y if self.bias is None else y + _along_last_axis(self.bias[...], y)
+
+
+class Embedding(nnx.Module):
+    """A table `[rows, features]`: of tokens, of positions, or the head over the vocabulary."""
+
+    def __init__(self, rows, features, *, rngs, dtype, scale=0.02):
+        draw = scale * jax.random.normal(rngs.params(), (rows, features), jnp.float32)
+        self.embedding = nnx.Param(draw.astype(dtype))
+
+    def __call__(self, ids):
+        return jnp.take(self.embedding[...], ids, axis=0, mode="clip")
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm over the last axis.
+
+    Normalised in float32 and cast back before the weight is applied: in bfloat16 the other
+    order is as far from HF as bfloat16 is from float32.
+    """
+
+    def __init__(self, features, *, epsilon, dtype):
+        self.scale = nnx.Param(jnp.ones((features,), dtype))
+        self.epsilon = epsilon
+
+    def __call__(self, x):
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        normed = (wide * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype)
+        return _along_last_axis(self.scale[...], x) * normed
+
+
+class LayerNorm(nnx.Module):
+    """Layer norm over the last axis, in float32, with the 1e-6 that the vision tower fixes."""
+
+    def __init__(self, features, *, dtype):
+        self.scale = nnx.Param(jnp.ones((features,), dtype))
+        self.bias = nnx.Param(jnp.zeros((features,), dtype))
+
+    def __call__(self, x):
+        wide = x.astype(jnp.float32)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        normed = centred * jax.lax.rsqrt(variance + 1e-6)
+        scale, bias = self.scale[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
+        out = normed * _along_last_axis(scale, x) + _along_last_axis(bias, x)
+        return out.astype(x.dtype)
+
+
+def inverse_frequencies(features: int, theta: float) -> np.ndarray:
+    """`[features / 2]` float32: the angle in radians by which each pair turns per position."""
+    exponents = np.arange(0, features, 2, dtype=np.float32) / np.float32(features)
+    return np.float32(1.0) / np.float32(theta) ** exponents
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Turns feature `i` against feature `i + features / 2` of each head.
+
+    Args:
+      x: `[batch, time, heads, head_dim]`.
+      cos, sin: `[batch, time, head_dim]`. The arithmetic is done in their type: the
+        decoder passes the type of `x`, the vision tower float32.
+
+    Returns:
+      Shape and type of `x`.
+    """
+    wide = x.astype(cos.dtype)
+    first, second = jnp.split(wide, 2, axis=-1)
+    turned = jnp.concatenate([-second, first], axis=-1)
+    return (wide * cos[:, :, None] + turned * sin[:, :, None]).astype(x.dtype)
