@@ -73,13 +73,15 @@ def model_scores(
     return [grades[question.id, answer] for question, answer in items]
 
 
-def _answers_scored(pairs: Sequence[tuple[Question, str | None]], score: Score) -> list:
+def _answers_scored(
+    pairs: Sequence[tuple[Question, str | None]], score: Score
+) -> list[float | None]:
     """Scores of the pairs. An empty answer is 0 unseen, and None stays None."""
-    asked = [pair for pair in pairs if pair[1]]
-    scores = iter(score(asked) if asked else [])
-    results = [next(scores) if answer else (None if answer is None else 0.0) for _, answer in pairs]
-    if next(scores, None) is not None:
-        raise ValueError(f"the scorer gave more scores than the {len(asked)} answers it was given")
+    results = [None if answer is None else 0.0 for _, answer in pairs]
+    asked = [index for index, (_, answer) in enumerate(pairs) if answer]
+    scores = score([pairs[index] for index in asked]) if asked else []
+    for index, value in zip(asked, scores, strict=True):
+        results[index] = value
     return results
 
 
