@@ -88,7 +88,9 @@ def open_client(location: str | pathlib.Path) -> qdrant_client.QdrantClient:
     ):
         raise ValueError(f"{folder}: expected an index, an empty folder or none; found other files")
     _refuse_if_open(folder)
-    return qdrant_client.QdrantClient(path=str(folder))
+    # The check is Qdrant's own and leaves a connection open, which Python 3.13 warns about;
+    # searches read from memory, and writing is for one thread anyway.
+    return qdrant_client.QdrantClient(path=str(folder), force_disable_check_same_thread=True)
 
 
 def _refuse_if_open(folder: pathlib.Path) -> None:

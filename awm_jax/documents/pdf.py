@@ -88,6 +88,8 @@ def _open_pdf(path: pathlib.Path) -> pymupdf.Document:
             raise DocumentError(f"{path}: its pages cannot be counted ({error})") from error
         if page_count == 0:
             raise DocumentError(f"{path}: has no pages")
+        if page_count > path.stat().st_size:
+            raise DocumentError(f"{path}: claims {page_count} pages, more than it has bytes")
     except BaseException:
         pdf.close()
         raise
@@ -232,9 +234,6 @@ def _render_pdf(path: str, index: int, dpi: float, max_pixels: int) -> np.ndarra
             return rows[:, : pixmap.width * 3].reshape(pixmap.height, pixmap.width, 3)
         except Exception as error:
             raise _PageError(str(error)) from error
-        finally:
-            # MuPDF keeps decoded fonts and images; over many documents they pile up.
-            pymupdf.TOOLS.store_shrink(100)
 
 
 class _PageError(Exception):

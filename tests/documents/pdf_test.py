@@ -58,7 +58,11 @@ class OpenDocumentTest(PdfTestCase):
         ("lfs", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
         ("html", b"<!DOCTYPE html><html><body><p>Not found</p></body></html>", "found .*HTML"),
         ("no_pages", hand_written(b"", 0, b"null"), "no pages"),
-        ("endless", hand_written(b"3 0 R", 10**7, PAGE), "pages cannot be counted"),
+        (
+            "endless",
+            hand_written(b"3 0 R", 10**7, PAGE),
+            "pages cannot be counted|claims 10000000 pages",
+        ),
     )
     def test_refuses(self, content, message):
         with self.assertRaisesRegex(pdf.DocumentError, message):
@@ -78,12 +82,13 @@ class OpenDocumentTest(PdfTestCase):
         self.assertFalse(pdf.is_placeholder(pdf.render_page(owner, 1)))
 
     @parameterized.named_parameters(
-        ("truncated", slice(0, -200)),
-        ("no_header", slice(20, None)),
+        ("truncated", lambda content: content[:-200]),
+        ("bad_xref", lambda content: content.replace(b"startxref\n", b"startxref\n9")),
+        ("torn_table", lambda content: content.replace(b" 00000 n", b" 0000")),
     )
-    def test_a_damaged_file_opens_with_a_warning(self, part):
+    def test_a_damaged_file_opens_with_a_warning(self, damage):
         content = self.pdf("first", "second")
-        document = pdf.open_document(self.path("a.pdf", content[part]))
+        document = pdf.open_document(self.path("a.pdf", damage(content)))
         self.assertEqual(document.page_count, 2)
         self.assertIn("was repaired", document.warnings[0])
 
