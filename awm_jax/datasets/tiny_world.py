@@ -101,6 +101,8 @@ def document_questions(
         chosen = [found[place] for place in rng.permutation(len(found))[:hops]]
         rivers, values, numbers = zip(*chosen, strict=True)
         text = question_text(attribute, rivers)
+        if text in questions:
+            continue
         questions[text] = Question(
             id=f"{pathlib.Path(name).stem}-{len(questions)}",
             document=name,
@@ -188,7 +190,9 @@ def write_pdf(path: pathlib.Path, pages: Sequence[RiverPage], rng: np.random.Gen
     for page in pages:
         sheet = pdf.new_page(width=PAGE_WIDTH, height=PAGE_HEIGHT)
         lines = [((_LEFT, page.title, "hebo"),)]
-        lines += [((_LEFT, name, "cobo"), (_VALUE_LEFT, value, "cobo")) for name, value in page.rows]
+        lines += [
+            ((_LEFT, name, "cobo"), (_VALUE_LEFT, value, "cobo")) for name, value in page.rows
+        ]
         for row, words in enumerate(lines):
             right, down = rng.integers(0, 4), rng.integers(-2, 3)
             for left, text, font in words:
