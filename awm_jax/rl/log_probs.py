@@ -125,81 +125,51 @@ def _log_probs_and_entropy(how, hidden, head, targets, banned, scale):
 
 
 def _forward_rule(how, hidden, head, targets, banned, scale):
-    def by_vocab(hidden, head, targets, banned, scale):
-        axes = how.mesh.axis_names
-        index, rows = jax.lax.axis_index(axes), len(targets)
-        every = _forward(
-            how,
-            _gather(hidden, axes),
-            head,
-            _gather(targets, axes) - index * len(head),
-            banned,
-            scale,
-            axes,
-        )
-        return tuple(jax.lax.dynamic_slice_in_dim(x, index * rows, rows) for x in every)
-
-    def by_tokens(hidden, head, targets, banned, scale):
-        axes = how.mesh.axis_names
-        head = _gather(head.astype(hidden.dtype), axes)
-        return _forward(how, hidden, head, targets, _gather(banned, axes), scale)
-
-    forward = functools.partial(_forward, how)
-    if how.mesh is not None:
-        spread = P(how.mesh.axis_names)
-        forward = jax.shard_map(
-            by_vocab if how.split == "vocab" else by_tokens,
-            mesh=how.mesh,
-            in_specs=(spread, spread, spread, spread, P()),
-            out_specs=(spread, spread, spread),
-            check_vma=False,
-        )
-    log_probs, entropy, log_total = forward(hidden, head, targets, banned, scale)
-    return (log_probs, entropy), (hidden, head, targets, banned, scale, entropy, log_total)
+    operands = (hidden, head, targets, banned, scale)
+    log_probs, entropy, log_total = _on_mesh(how, _forward, operands, ("token",) * 3)
+    return (log_probs, entropy), (operands, entropy, log_total)
 
 
 def _backward_rule(how, residuals, cotangents):
-    def by_vocab(hidden, head, targets, banned, scale, *by_token):
-        axes = how.mesh.axis_names
-        d_hidden, d_head = _backward(
-            how,
-            _gather(hidden, axes),
-            head,
-            _gather(targets, axes) - jax.lax.axis_index(axes) * len(head),
-            banned,
-            scale,
-            *(_gather(x, axes) for x in by_token),
-        )
-        return jax.lax.psum_scatter(d_hidden, axes, tiled=True), d_head
-
-    def by_tokens(hidden, head, targets, banned, scale, *by_token):
-        axes = how.mesh.axis_names
-        head = _gather(head.astype(hidden.dtype), axes)
-        d_hidden, d_head = _backward(
-            how, hidden, head, targets, _gather(banned, axes), scale, *by_token
-        )
-        return d_hidden, jax.lax.psum_scatter(d_head, axes, tiled=True)
-
-    backward = functools.partial(_backward, how)
-    if how.mesh is not None:
-        spread = P(how.mesh.axis_names)
-        backward = jax.shard_map(
-            by_vocab if how.split == "vocab" else by_tokens,
-            mesh=how.mesh,
-            in_specs=(spread, spread, spread, spread, P(), spread, spread, spread, spread),
-            out_specs=(spread, spread),
-            check_vma=False,
-        )
-    d_hidden, d_head = backward(*residuals, *cotangents)
-    hidden, head, *_ = residuals
+    operands, entropy, log_total = residuals
+    d_hidden, d_head = _on_mesh(
+        how, _backward, (*operands, entropy, log_total, *cotangents), ("part", "part")
+    )
+    hidden, head, *_ = operands
     return d_hidden.astype(hidden.dtype), d_head.astype(head.dtype), None, None, jnp.zeros(())
 
 
 _log_probs_and_entropy.defvjp(_forward_rule, _backward_rule)
 
 
-def _gather(x, axes):
-    return jax.lax.all_gather(x, axes, tiled=True)
+def _on_mesh(how, function, operands, results):
+    """Calls `function` on each device's part: of the vocabulary with all tokens, or the reverse.
+
+    States and the head come in parts either way. Per-token vectors are small: every device has
+    all of them where it has all tokens.
+    """
+    if how.mesh is None:
+        return function(how, None, *operands)
+    axes, by_vocab = how.mesh.axis_names, how.split == "vocab"
+    specs = {"part": P(axes), "token": P() if by_vocab else P(axes)}
+
+    def local(hidden, head, targets, banned, scale, *by_token):
+        if by_vocab:
+            hidden = jax.lax.all_gather(hidden, axes, tiled=True)
+            targets = targets - jax.lax.axis_index(axes) * len(head)
+        else:
+            head = jax.lax.all_gather(head.astype(hidden.dtype), axes, tiled=True)
+            banned = jax.lax.all_gather(banned, axes, tiled=True)
+        return function(how, axes, hidden, head, targets, banned, scale, *by_token)
+
+    token = specs["token"]
+    return jax.shard_map(
+        local,
+        mesh=how.mesh,
+        in_specs=(P(axes), P(axes), token, P(axes), P(), *(token,) * (len(operands) - 5)),
+        out_specs=tuple(specs[kind] for kind in results),
+        check_vma=False,
+    )(*operands)
 
 
 def _blocks(how, hidden, head, targets, banned, scale):
@@ -227,11 +197,10 @@ def _blocks(how, hidden, head, targets, banned, scale):
     return -(-vocab // size), block
 
 
-def _forward(how, hidden, head, targets, banned, scale, axes=None):
+def _forward(how, axes, hidden, head, targets, banned, scale):
     """Log-probs, entropy (or zeros) and log of the normaliser, each `[token]`.
 
-    With `axes`, `head` and `banned` are this device's rows and `targets` count from the first
-    of them.
+    Where the vocabulary is split, `targets` count from this device's first row.
     """
     count, block = _blocks(how, hidden, head, targets, banned, scale)
 
@@ -257,7 +226,7 @@ def _forward(how, hidden, head, targets, banned, scale, axes=None):
     start = (jnp.full_like(zeros, _NEVER), zeros, zeros, zeros)
     highest, total, weighted, target_logit = jax.lax.fori_loop(0, count, body, start)
     found = (targets >= 0) & (targets < len(head))
-    if axes is not None:
+    if axes is not None and how.split == "vocab":
         top = jax.lax.pmax(highest, axes)
         sums = (*rescaled(highest, total, weighted, top), target_logit, found.astype(jnp.float32))
         total, weighted, target_logit, found = jax.lax.psum(sums, axes)
@@ -269,10 +238,9 @@ def _forward(how, hidden, head, targets, banned, scale, axes=None):
 
 
 def _backward(
-    how, hidden, head, targets, banned, scale, entropy, log_total, d_log_probs, d_entropy
+    how, axes, hidden, head, targets, banned, scale, entropy, log_total, d_log_probs, d_entropy
 ):
-    """Gradients `[token, hidden]` and `[vocab, hidden]`, fp32; with a part of the vocabulary,
-    the first is this part's contribution."""
+    """Gradients of this device's hidden states and rows of the head, fp32."""
     # A token under the mask may have any state: 0 * NaN would reach the whole head.
     wanted = (d_log_probs != 0.0) | (d_entropy != 0.0)
     hidden = jnp.where(wanted[:, None], hidden, 0)
@@ -297,4 +265,9 @@ def _backward(
         return d_hidden, jax.lax.dynamic_update_slice_in_dim(d_head, d_rows, start, axis=0)
 
     zeros = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(head.shape, jnp.float32)
-    return jax.lax.fori_loop(0, count, body, zeros)
+    d_hidden, d_head = jax.lax.fori_loop(0, count, body, zeros)
+    if axes is None:
+        return d_hidden, d_head
+    if how.split == "vocab":
+        return jax.lax.psum_scatter(d_hidden, axes, tiled=True), d_head
+    return d_hidden, jax.lax.psum_scatter(d_head, axes, tiled=True)
