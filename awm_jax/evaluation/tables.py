@@ -184,7 +184,7 @@ def summarize_groups(
 
 # Panel title, and the two lists of metrics whose sums' ratio it shows; no list: divide by one.
 _PANELS = (
-    ("P_mmc", ("cells/10",), ("cells/11", "cells/10")),
+    (r"$P_{\mathrm{mmc}}$ (lower is better)", ("cells/10",), ("cells/11", "cells/10")),
     ("Memory-only accuracy", ("cells/11", "cells/01"), ()),
     ("Answer accuracy", ("cells/11", "cells/10"), ()),
     ("Groups without spread", ("frac_reward_zero_std",), ()),

@@ -1,0 +1,272 @@
+"""One HTML page for one run: its numbers, and every rollout with its pages, notes and scores.
+
+The page is a single file that needs no network. Whatever models and documents wrote is escaped
+by the template; the page's own policy forbids any script but the one it came with.
+"""
+
+import base64
+import collections
+import dataclasses
+import hashlib
+import io
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import jinja2
+from PIL import Image
+
+from awm_jax.evaluation import cells, tables
+from awm_jax.evaluation.cells import CellSummary
+from awm_jax.types import Page, Render, Trajectory, Turn, Verdict
+
+NO_JUDGEMENT = "no judgement"
+_PAGE_LABEL = re.compile(r"Page \d+:\s*")
+_TEMPLATE = pathlib.Path(__file__).with_name("report.html")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much goes into the page; what is left out is said on it.
+
+    Attributes:
+      trajectories: most rollouts, the first ones given.
+      images: most different page images.
+      image_bytes: most bytes of JPEG together.
+      image_edge: longest edge of an image, in pixels.
+    """
+
+    trajectories: int = 400
+    images: int = 400
+    image_bytes: int = 16 * 2**20
+    image_edge: int = 720
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclasses.dataclass(frozen=True)
+class Thumbnail:
+    """A page as the report shows it.
+
+    Attributes:
+      number: 1-based.
+      image: position in the page's list of images, None where it was left out.
+      gold: whether the question names it as evidence.
+    """
+
+    number: int
+    image: int | None
+    gold: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """A finding and the page that it cites."""
+
+    page: Thumbnail
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One turn: what the policy wrote and what it was shown in return.
+
+    Attributes:
+      number: 1-based.
+      context: 1-based; a new one starts with the images of earlier ones dropped.
+      text: the assistant message, without the calls that are listed beside it.
+      calls: name and arguments of each, without those that wrote the notes.
+      notes: findings that the step added to the memory.
+      shown: text and pages of the observation, without the labels of the pages.
+      violations: what broke the protocol.
+    """
+
+    number: int
+    context: int
+    text: str
+    calls: tuple[tuple[str, str], ...]
+    notes: tuple[Note, ...]
+    shown: tuple[str | Thumbnail, ...]
+    violations: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One rollout as the template shows it; `cell` is "11", "10", "01", "00" or "none"."""
+
+    trajectory: Trajectory
+    verdict: Verdict
+    cell: str
+    cell_name: str
+    steps: tuple[Step, ...]
+    memory: tuple[Note, ...]
+    gold_pages: tuple[Thumbnail, ...]
+    unseen_gold: tuple[int, ...]
+
+
+class _Images:
+    """Page images as JPEG, each once, until a limit is reached."""
+
+    def __init__(self, render: Render | None, limits: Limits):
+        self._render, self._limits = render, limits
+        self._positions: dict[tuple[str, int], int | None] = {}
+        self.encoded: list[str] = []
+        self._bytes = 0
+
+    @property
+    def left_out(self) -> int:
+        return sum(position is None for position in self._positions.values())
+
+    def position(self, document: str, number: int, page: Page | None = None) -> int | None:
+        """Where the page's image is in `encoded`; None where there is none."""
+        key = (document, number)
+        if self._positions.get(key) is None and not (key in self._positions and page is None):
+            self._positions[key] = self._encode(document, number, page)
+        return self._positions[key]
+
+    def _encode(self, document: str, number: int, page: Page | None) -> int | None:
+        if len(self.encoded) >= self._limits.images:
+            return None
+        if page is None or page.image.size == 0:
+            if self._render is None:
+                return None
+            try:
+                page = self._render(document, number)
+            except (LookupError, ValueError, OSError, RuntimeError):
+                # A page that cannot be rendered is shown as its number.
+                return None
+        image = Image.fromarray(page.image)
+        image.thumbnail((self._limits.image_edge, self._limits.image_edge))
+        data = io.BytesIO()
+        image.save(data, format="JPEG", quality=72, optimize=True)
+        if self._bytes + data.tell() > self._limits.image_bytes:
+            return None
+        self._bytes += data.tell()
+        self.encoded.append(base64.b64encode(data.getvalue()).decode("ascii"))
+        return len(self.encoded) - 1
+
+
+def _arguments(arguments: Mapping[str, object]) -> str:
+    return ", ".join(
+        f"{name}: {value}" if len(arguments) > 1 else str(value)
+        for name, value in arguments.items()
+    )
+
+
+def _card(trajectory: Trajectory, verdict: Verdict, images: _Images) -> Card:
+    question = trajectory.question
+    gold = set(question.evidence_pages)
+
+    def thumbnail(number: int, page: Page | None = None) -> Thumbnail:
+        position = images.position(question.document, number, page)
+        return Thumbnail(number, position, number in gold)
+
+    def step(number: int, turn: Turn, known: int) -> Step:
+        shown = tuple(
+            thumbnail(item.number, item) if isinstance(item, Page) else item
+            for item in turn.observation
+            if isinstance(item, Page) or not _PAGE_LABEL.fullmatch(item)
+        )
+        notes = tuple(
+            Note(thumbnail(finding.source_page), finding.text)
+            for finding in turn.memory.findings[known:]
+        )
+        text = turn.sample.text
+        if turn.calls:
+            text = text.partition("<tool_call>")[0].strip()
+        written = [note.text for note in notes]
+        calls = tuple(
+            (call.name, _arguments(call.arguments))
+            for call in turn.calls
+            if call.arguments.get("finding") not in written
+        )
+        return Step(number, turn.context + 1, text, calls, notes, shown, turn.violations)
+
+    steps, known, seen = [], 0, set()
+    for number, turn in enumerate(trajectory.turns, start=1):
+        steps.append(step(number, turn, known))
+        known = len(turn.memory.findings)
+        pages = (*turn.sample.pages, *turn.observation)
+        seen |= {item.number for item in pages if isinstance(item, Page)}
+    answer, memory = cells.cell(verdict)
+    return Card(
+        trajectory=trajectory,
+        verdict=verdict,
+        cell="none" if verdict.error else f"{answer:d}{memory:d}",
+        cell_name=NO_JUDGEMENT if verdict.error else cells.CELLS[answer, memory],
+        steps=tuple(steps),
+        memory=tuple(
+            Note(thumbnail(finding.source_page), finding.text)
+            for finding in trajectory.memory.findings
+        ),
+        gold_pages=tuple(thumbnail(number) for number in question.evidence_pages),
+        unseen_gold=tuple(number for number in question.evidence_pages if number not in seen),
+    )
+
+
+def build_report(
+    judged: Sequence[tuple[Trajectory, Verdict]],
+    *,
+    title: str,
+    provenance: Mapping[str, str],
+    render: Render | None = None,
+    rows: Sequence[tuple[str, CellSummary]] = (),
+    curves: bytes | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> str:
+    """The page as HTML.
+
+    Args:
+      judged: rollouts with their verdicts, in the order to show them in.
+      title: what the run is called.
+      provenance: what the numbers come from: data and hash, scorer, seed, config, commit.
+      render: gives pages whose image the trajectories do not hold (those read from records,
+        and gold pages that were never shown); None: they are shown as numbers.
+      rows: lines of the table; by default one, this run's.
+      curves: a PNG to show.
+      limits: how much to put into the page.
+    """
+    summary = cells.summarize(verdict for _, verdict in judged)
+    images = _Images(render, limits)
+    cards = [_card(*pair, images) for pair in judged[: limits.trajectories]]
+    counts = collections.Counter(
+        "none" if v.error else f"{v.answer_correct:d}{v.memory_answerable:d}" for _, v in judged
+    )
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = _TEMPLATE.read_text(encoding="utf-8")
+    script = template.partition("<script>")[2].partition("</script>")[0]
+    html = environment.from_string(template).render(
+        title=title,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        provenance=provenance,
+        summary=summary,
+        counts=counts,
+        cell_names={
+            f"{answer:d}{memory:d}": name for (answer, memory), name in cells.CELLS.items()
+        },
+        columns=tables.COLUMNS,
+        rows=[tables.cells_of_row(*row) for row in rows or [(title, summary)]],
+        curves=None if curves is None else base64.b64encode(curves).decode("ascii"),
+        cards=cards,
+        total=len(judged),
+        images=images.encoded,
+        images_left_out=images.left_out,
+        statuses=sorted({card.trajectory.status for card in cards}),
+        documents=sorted({card.trajectory.question.document for card in cards}),
+        percent=tables.percent,
+    )
+    # Lone surrogates, which a damaged text may hold, cannot be written as UTF-8.
+    return html.encode("utf-8", "replace").decode("utf-8")
+
+
+def write_report(
+    path: str | pathlib.Path, judged: Sequence[tuple[Trajectory, Verdict]], **options
+) -> pathlib.Path:
+    """Writes the page of `build_report`, which names the options, to `path`."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(build_report(judged, **options), encoding="utf-8")
+    return path
