@@ -1,6 +1,7 @@
 """What a run shows in the terminal: its plan, a line a step, and a bar where there is a tty."""
 
 import contextlib
+import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -63,3 +64,17 @@ def steps(title: str, total: int, done: int) -> Iterator[Callable[[Mapping[str, 
             bar.advance(task)
 
         yield show
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> None:
+    """Prints a finished table with what its numbers need beside them."""
+    table = rich.table.Table(*columns, caption=caption, caption_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, soft_wrap=False)
+
+
+def show_files(paths: Sequence[pathlib.Path]) -> None:
+    """Prints where the results lie."""
+    for path in paths:
+        console.print(rich.text.Text(f"wrote {path}"))

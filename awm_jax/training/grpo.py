@@ -1,0 +1,260 @@
+"""AWM-GRPO, one step at a time (the paper, section 3): roll out, read the memories, judge,
+reward, normalise within groups, update.
+
+A step is a function of the state, the questions and the run's seed. What happens on the host
+comes in as functions: `rollout` plays the agent, `judge` scores answers and memories.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from awm_jax.models.qwen3_vl import ImageFeatures, Model
+from awm_jax.rl.advantages import group_advantages, group_spread
+from awm_jax.rl.log_probs import token_log_probs
+from awm_jax.rl.losses import Metrics, Range, WeightedSum, merge
+from awm_jax.rl.rewards import CellRewards, awm_reward
+from awm_jax.training.batch import PolicyBatch, TrainingSequence, training_sequences
+from awm_jax.training.state import Params, TrainState
+from awm_jax.types import Question, Trajectory, Verdict
+
+# A rollout to make: the question, its index in the group, its seed.
+Task = tuple[Question, int, tuple[int, ...]]
+# (log_probs, old_log_probs, advantages, mask, trajectory=...) -> summed loss, metrics.
+PolicyLoss = Callable[..., tuple[WeightedSum, Metrics]]
+
+
+def tasks_at_step(
+    questions: Sequence[Question], *, group_size: int, seed: int, step: int
+) -> list[Task]:
+    """A group of rollouts for each question, each with a seed of its own."""
+    return [
+        (question, rollout, (seed, step, index, rollout))
+        for index, question in enumerate(questions)
+        for rollout in range(group_size)
+    ]
+
+
+class Outcome(NamedTuple):
+    """What a step's rollouts earned; all `[group_count, group_size]`.
+
+    Attributes:
+      rewards: float32.
+      valid: bool, False where there is no judgement.
+      advantages: float32.
+      trained: bool, True where the rollout can have a gradient: valid, in a group with spread.
+    """
+
+    rewards: np.ndarray
+    valid: np.ndarray
+    advantages: np.ndarray
+    trained: np.ndarray
+
+
+def outcome(
+    trajectories: Sequence[Trajectory],
+    verdicts: Sequence[Verdict],
+    *,
+    group_size: int,
+    cells: CellRewards,
+    epsilon: float,
+    ddof: int,
+    scale_by_std: bool,
+) -> Outcome:
+    """Rewards each trajectory by its cell and normalises within its group (section 3.1)."""
+    groups = (-1, group_size)
+    answer = np.array([v.answer_correct for v in verdicts]).reshape(groups)
+    memory = np.array([v.memory_answerable for v in verdicts]).reshape(groups)
+    judged = [t.valid and not v.error for t, v in zip(trajectories, verdicts, strict=True)]
+    valid = np.array(judged).reshape(groups)
+    rewards = awm_reward(answer, memory, cells)
+    advantages = group_advantages(
+        rewards, valid, epsilon=epsilon, ddof=ddof, scale_by_std=scale_by_std
+    )
+    spread = np.asarray(group_spread(rewards, valid))[:, None]
+    return Outcome(np.asarray(rewards), valid, np.asarray(advantages), valid & spread)
+
+
+def trained_sequences(
+    trajectories: Sequence[Trajectory], outcome: Outcome
+) -> tuple[list[tuple[list[TrainingSequence], float]], int]:
+    """The sequences that can have a gradient, by trajectory, with its advantage.
+
+    Returns:
+      Those, and how many tokens the policy wrote in the valid trajectories left out. They have
+      no gradient, but they count in the average over tokens.
+    """
+    chosen, left_out = [], 0
+    advantages, valid, trained = (
+        field.reshape(-1) for field in (outcome.advantages, outcome.valid, outcome.trained)
+    )
+    for index, trajectory in enumerate(trajectories):
+        if trained[index]:
+            chosen.append((training_sequences(trajectory, index), float(advantages[index])))
+        elif valid[index]:
+            left_out += sum(len(turn.sample.token_ids) for turn in trajectory.turns)
+    return chosen, left_out
+
+
+class Accumulated(NamedTuple):
+    """What the micro-batches of one update have added up to.
+
+    Attributes:
+      gradients: of the summed loss, like the trained parameters.
+      loss: the summed loss and its weight.
+      metrics: as the loss gives them, merged.
+    """
+
+    gradients: Params
+    loss: WeightedSum
+    metrics: Metrics
+
+
+class Update(NamedTuple):
+    """The compiled halves of an update.
+
+    Attributes:
+      accumulate: (trained params, None or accumulated, micro-batch) -> accumulated.
+      apply: (state, accumulated, tokens left out) -> (state, metrics).
+      compiled: how many programs each half has needed so far; one, at one packing shape.
+    """
+
+    accumulate: Callable[[Params, Accumulated | None, PolicyBatch], Accumulated]
+    apply: Callable[[TrainState, Accumulated, int], tuple[TrainState, dict[str, jax.Array]]]
+    compiled: Callable[[], dict[str, int]]
+
+
+def make_update(
+    model: Model,
+    frozen: Params,
+    optimizer: optax.GradientTransformation,
+    policy_loss: PolicyLoss,
+    *,
+    banned: jax.Array,
+    temperature: float,
+    chunk_size: int,
+) -> Update:
+    """Compiles the update: one program for a micro-batch, one to apply what they add up to.
+
+    Args:
+      model: the policy.
+      frozen: the parameters that are not trained.
+      optimizer: takes the gradient of the averaged loss.
+      policy_loss: see `awm_jax.rl.losses.clipped_policy_loss`.
+      banned: `[vocab]` bool, True on ids that the sampler could not choose.
+      temperature: that of the rollouts.
+      chunk_size: positions whose logits exist at one time.
+    """
+
+    def summed_loss(params, batch):
+        states = model.hidden(
+            {**frozen, **params},
+            batch.input_ids,
+            position_ids=batch.position_ids,
+            segment_ids=batch.segment_ids,
+            image_features=ImageFeatures(
+                batch.image_features[:, 0], jnp.moveaxis(batch.image_features[:, 1:], 1, 0)
+            ),
+        )
+        log_probs = token_log_probs(
+            states.reshape(-1, states.shape[-1])[batch.predictor],
+            model.output_embedding(params),
+            batch.targets,
+            chunk_size=chunk_size,
+            temperature=temperature,
+            banned=banned,
+        )
+        loss, metrics = policy_loss(
+            log_probs,
+            batch.old_log_probs,
+            batch.advantages,
+            batch.mask,
+            trajectory=batch.trajectory,
+        )
+        return loss.total, (loss, metrics)
+
+    @jax.jit
+    def of_batch(params, batch):
+        gradients, (loss, metrics) = jax.grad(summed_loss, has_aux=True)(params, batch)
+        return Accumulated(gradients, loss, metrics)
+
+    @jax.jit
+    def add(left, right):
+        gradients, loss = jax.tree.map(jnp.add, left[:2], right[:2])
+        return Accumulated(gradients, loss, merge(left.metrics, right.metrics))
+
+    @jax.jit
+    def apply(state, accumulated, left_out):
+        weight = accumulated.loss.weight + left_out
+        gradients = jax.tree.map(lambda leaf: leaf / weight, accumulated.gradients)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {}
+        for name, value in accumulated.metrics.items():
+            if isinstance(value, Range):
+                metrics |= {f"{name}/min": value.low, f"{name}/max": value.high}
+            else:
+                metrics[name] = value.mean
+        metrics["loss"] = accumulated.loss.total / weight
+        metrics["grad_norm"] = optax.tree.norm(gradients)
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    def accumulate(params, accumulated, batch):
+        one = of_batch(params, batch)
+        return one if accumulated is None else add(accumulated, one)
+
+    def compiled():
+        return {"accumulate": of_batch._cache_size(), "apply": apply._cache_size()}
+
+    return Update(accumulate, apply, compiled)
+
+
+def update_state(
+    update: Update, state: TrainState, batches: Iterable[PolicyBatch], left_out: int
+) -> tuple[TrainState, dict[str, float]]:
+    """One update from the micro-batches; without any, the step counts and nothing moves."""
+    accumulated = None
+    for batch in batches:
+        accumulated = update.accumulate(state.params, accumulated, batch)
+    if accumulated is None:
+        return state._replace(step=state.step + 1), {}
+    state, metrics = update.apply(state, accumulated, left_out)
+    return state, {name: float(value) for name, value in metrics.items()}
+
+
+def step_metrics(
+    trajectories: Sequence[Trajectory], verdicts: Sequence[Verdict], outcome: Outcome
+) -> dict[str, float]:
+    """What a step's rollouts say, under TRL's names where it has one; shares of the valid."""
+    valid = outcome.valid.reshape(-1)
+    answer = np.array([v.answer_correct for v in verdicts])[valid]
+    memory = np.array([v.memory_answerable for v in verdicts])[valid]
+    count = max(len(answer), 1)
+    turns = [len(t.turns) for t in trajectories]
+    tokens = [sum(len(turn.sample.token_ids) for turn in t.turns) for t in trajectories]
+    words = [len(f.text.split()) for t in trajectories for f in t.memory.findings]
+    violations = sum(len(turn.violations) for t in trajectories for turn in t.turns)
+    metrics = {
+        "reward": float(outcome.rewards.reshape(-1)[valid].mean()) if len(answer) else 0.0,
+        "reward_std": float(outcome.rewards.std(axis=1).mean()),
+        "frac_reward_zero_std": 1.0 - float(outcome.trained.any(axis=1).mean()),
+        "cells/11": float((answer & memory).sum() / count),
+        "cells/10": float((answer & ~memory).sum() / count),
+        "cells/01": float((~answer & memory).sum() / count),
+        "cells/00": float((~answer & ~memory).sum() / count),
+        "answer_accuracy": float(answer.sum() / count),
+        "memory_accuracy": float(memory.sum() / count),
+        "p_mmc": float((answer & ~memory).sum() / max(answer.sum(), 1)),
+        "judge/failures": float((~valid).sum()),
+        "agent/steps": float(np.mean(turns)),
+        "agent/finding_words": float(np.mean(words)) if words else 0.0,
+        "agent/protocol_violations": violations / len(trajectories),
+        "completions/mean_length": float(np.mean(tokens)),
+    }
+    for status in sorted({t.status for t in trajectories}):
+        metrics[f"stop/{status}"] = sum(t.status == status for t in trajectories) / len(turns)
+    return metrics
