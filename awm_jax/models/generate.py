@@ -1,0 +1,247 @@
+"""Sampling with a key/value cache: prefill, then one loop on the device.
+
+A row's tokens depend on its prompt and its key alone: not on its neighbours, on padding, or on
+the size of the batch, but for the last bits of the logits. Programs are compiled once a static
+shape; callers bucket theirs.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from awm_jax.models.attention import KVCache
+from awm_jax.models.qwen3 import Model
+from awm_jax.models.qwen3_vl import ImageFeatures
+
+
+class Samples(NamedTuple):
+    """What was sampled, right-padded; undefined behind a row's length.
+
+    Attributes:
+      token_ids: `[batch, time]` int32, the stop id included where one was reached.
+      log_probs: `[batch, time]` float32, in nats, after temperature and ban. At temperature 0
+        those of temperature 1. `top_p` and `top_k` choose among tokens and do not change what
+        is reported, so that a trainer finds the same numbers.
+      lengths: `[batch]` int32, how many tokens.
+      finished: `[batch]` bool, True where the last of them is a stop id.
+    """
+
+    token_ids: jax.Array
+    log_probs: jax.Array
+    lengths: jax.Array
+    finished: jax.Array
+
+
+def sample(
+    model: Model,
+    params: dict,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    position_ids: jax.Array,
+    image_features: ImageFeatures | None,
+    keys: jax.Array,
+    *,
+    max_new_tokens: int,
+    stop_ids: tuple[int, ...],
+    banned: jax.Array,
+    temperature: float,
+    top_p: float = 1.0,
+    top_k: int = 0,
+) -> Samples:
+    """Continues each prompt until a stop id or `max_new_tokens`.
+
+    Args:
+      model: of the parameters; each model has programs of its own.
+      params: as `model.params`.
+      prompts: `[batch, time]` int32, right-padded.
+      lengths: `[batch]` int32, real tokens of each prompt; a row of length 0 samples nothing.
+      position_ids: `[3, batch, time]` int32; a text model reads the first axis.
+      image_features: row i belongs to the i-th image token of the flat batch; rows may follow
+        that belong to none. None where no prompt has an image.
+      keys: `[batch]` keys, see `row_keys`.
+      max_new_tokens: the cache has this many slots more than the prompts.
+      stop_ids: what ends a row.
+      banned: `[vocab]` bool, True for ids of probability 0.
+      temperature: 0 takes the likeliest token. Another value needs no other program.
+      top_p: chooses among the likeliest tokens that together have this probability.
+      top_k: chooses among so many likeliest tokens; 0 for all.
+    """
+    batch, time = prompts.shape
+    found = (lengths.shape, position_ids.shape, keys.shape)
+    if found != ((batch,), (3, batch, time), (batch,)):
+        raise ValueError(
+            f"lengths, position_ids and keys have the shapes {found}, expected "
+            f"{((batch,), (3, batch, time), (batch,))} for prompts of {prompts.shape}"
+        )
+    if not (temperature >= 0 and 0 < top_p <= 1 and top_k >= 0 and max_new_tokens >= 1):
+        raise ValueError(
+            f"found temperature {temperature}, top_p {top_p}, top_k {top_k}, max_new_tokens "
+            f"{max_new_tokens}; expected temperature >= 0, 0 < top_p <= 1, top_k >= 0 and "
+            "max_new_tokens >= 1"
+        )
+    hidden, positions, cache = _prefill(
+        params,
+        prompts,
+        lengths,
+        position_ids,
+        image_features,
+        model=model,
+        slots=time + max_new_tokens,
+    )
+    samples, _ = _decode(
+        cache,
+        params,
+        hidden,
+        positions,
+        keys,
+        banned,
+        jnp.float32(temperature),
+        model=model,
+        max_new_tokens=max_new_tokens,
+        stop_ids=tuple(stop_ids),
+        top_p=top_p,
+        top_k=top_k,
+    )
+    return samples
+
+
+def program_count() -> int:
+    """How many prefill and decode programs this process has compiled."""
+    return _prefill._cache_size() + _decode._cache_size()
+
+
+def row_keys(seeds: Sequence[tuple[int, ...]]) -> jax.Array:
+    """`[batch]` keys, each folded from the integers of its seed, in order, and nothing else.
+
+    Raises:
+      ValueError: an integer does not fit into 32 bits.
+    """
+    if any(not 0 <= number < 2**32 for seed in seeds for number in seed):
+        raise ValueError(f"seeds {list(seeds)}: expected integers from 0 to {2**32 - 1}")
+    depths = np.array([len(seed) for seed in seeds], np.int32)
+    numbers = np.zeros((len(seeds), max(depths, default=0)), np.uint32)
+    for row, seed in enumerate(seeds):
+        numbers[row, : len(seed)] = seed
+    return _fold(numbers, depths)
+
+
+@jax.jit
+def _fold(numbers, depths):
+    keys = jnp.repeat(jax.random.key(0)[None], len(numbers), axis=0)
+    for depth in range(numbers.shape[1]):
+        folded = jax.vmap(jax.random.fold_in)(keys, numbers[:, depth])
+        keys = jnp.where(depth < depths, folded, keys)
+    return keys
+
+
+@functools.partial(jax.jit, static_argnames=("model", "slots"))
+def _prefill(params, prompts, lengths, position_ids, image_features, *, model, slots):
+    """The last hidden state and the next position of each row, and the filled cache."""
+    batch, time = prompts.shape
+    real = jnp.arange(time)[None] < lengths[:, None]
+    dtype = params["language_model"]["norm"]["scale"].dtype
+    hidden, cache = model.hidden(
+        params,
+        prompts,
+        attention_mask=real,
+        position_ids=position_ids,
+        image_features=image_features,
+        cache=model.init_cache(batch, slots, dtype),
+    )
+    # Positions never fall along a row: what follows stands behind the farthest of them.
+    farthest = jnp.max(jnp.where(real[None], position_ids, -1), axis=(0, 2))
+    return hidden[jnp.arange(batch), jnp.maximum(lengths - 1, 0)], farthest + 1, cache
+
+
+class _State(NamedTuple):
+    step: jax.Array
+    cache: KVCache
+    active: jax.Array
+    samples: Samples
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "max_new_tokens", "stop_ids", "top_p", "top_k"),
+    # Given back unread: without an output to take its place the loop would hold the cache twice.
+    donate_argnames=("cache",),
+)
+def _decode(
+    cache,
+    params,
+    hidden,
+    positions,
+    keys,
+    banned,
+    temperature,
+    *,
+    model,
+    max_new_tokens,
+    stop_ids,
+    top_p,
+    top_k,
+) -> tuple[Samples, KVCache]:
+    batch = hidden.shape[0]
+    head = model.output_embedding(params)
+    stops = jnp.array(stop_ids, jnp.int32)
+
+    def choose(hidden, state: _State) -> _State:
+        """Samples token `step` of the active rows."""
+        # b batch, d hidden, v vocab.
+        logits = jnp.einsum("bd,vd->bv", hidden, head, preferred_element_type=jnp.float32)
+        logits = logits / jnp.where(temperature > 0, temperature, 1.0)
+        logits = jnp.where(banned[None], -jnp.inf, logits)
+        step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, banned.shape))(step_keys)
+        noise = jnp.where(temperature > 0, noise, 0.0)
+        tokens = jnp.argmax(_among_likeliest(logits, top_p, top_k) + noise, axis=-1)
+        log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)
+        ended = state.active & jnp.any(tokens[:, None] == stops[None], axis=-1)
+        written = state.samples
+        samples = Samples(
+            written.token_ids.at[:, state.step].set(tokens.astype(jnp.int32)),
+            written.log_probs.at[:, state.step].set(log_probs[:, 0]),
+            written.lengths + state.active,
+            written.finished | ended,
+        )
+        return state._replace(step=state.step + 1, active=state.active & ~ended, samples=samples)
+
+    def advance(state: _State) -> _State:
+        tokens = jax.lax.dynamic_slice_in_dim(state.samples.token_ids, state.step - 1, 1, axis=1)
+        at = jnp.broadcast_to((positions + state.step - 1)[None, :, None], (3, batch, 1))
+        hidden, cache = model.hidden(
+            params,
+            tokens,
+            attention_mask=state.active[:, None],
+            position_ids=at,
+            cache=state.cache,
+        )
+        return choose(hidden[:, 0], state._replace(cache=cache))
+
+    empty = Samples(
+        jnp.zeros((batch, max_new_tokens), jnp.int32),
+        jnp.zeros((batch, max_new_tokens), jnp.float32),
+        jnp.zeros(batch, jnp.int32),
+        jnp.zeros(batch, bool),
+    )
+    state = choose(hidden, _State(jnp.int32(0), cache, cache.index > 0, empty))
+    state = jax.lax.while_loop(
+        lambda state: (state.step < max_new_tokens) & jnp.any(state.active), advance, state
+    )
+    return state.samples, state.cache
+
+
+def _among_likeliest(logits: jax.Array, top_p: float, top_k: int) -> jax.Array:
+    """`[batch, vocab]` logits with -inf outside the top k, and of those outside the top p."""
+    vocab = logits.shape[-1]
+    if top_p == 1 and top_k in (0, vocab):
+        return logits
+    ordered, _ = jax.lax.top_k(logits, min(top_k, vocab) if top_k else vocab)
+    probabilities = jax.nn.softmax(ordered)
+    likelier = jnp.cumsum(probabilities, axis=-1) - probabilities
+    lowest = jnp.min(jnp.where(likelier < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits < lowest, -jnp.inf, logits)
