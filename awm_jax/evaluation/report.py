@@ -16,11 +16,14 @@ from collections.abc import Mapping, Sequence
 import jinja2
 from PIL import Image
 
+from awm_jax.agent import prompts, protocol
 from awm_jax.evaluation import cells, tables
 from awm_jax.evaluation.cells import CellSummary
 from awm_jax.types import Page, Render, Trajectory, Turn, Verdict
 
 NO_JUDGEMENT = "no judgement"
+_UPDATE = prompts.UPDATE_MEMORY["function"]["name"]
+# The line before each page that the search tool shows.
 _PAGE_LABEL = re.compile(r"Page \d+:\s*")
 _TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 
@@ -75,10 +78,10 @@ class Step:
     Attributes:
       number: 1-based.
       context: 1-based; a new one starts with the images of earlier ones dropped.
-      text: the assistant message, without the calls that are listed beside it.
-      calls: name and arguments of each, without those that wrote the notes.
+      text: the assistant message up to its first call; all of it where one cannot be read.
+      calls: name and arguments of each, without updates of the memory that the notes show.
       notes: findings that the step added to the memory.
-      shown: text and pages of the observation, without the labels of the pages.
+      shown: text and pages of the observation, without the pages' labels and the violations.
       violations: what broke the protocol.
     """
 
@@ -166,21 +169,23 @@ def _card(trajectory: Trajectory, verdict: Verdict, images: _Images) -> Card:
         shown = tuple(
             thumbnail(item.number, item) if isinstance(item, Page) else item
             for item in turn.observation
-            if isinstance(item, Page) or not _PAGE_LABEL.fullmatch(item)
+            if isinstance(item, Page)
+            or not (item in turn.violations or _PAGE_LABEL.fullmatch(item))
         )
         notes = tuple(
             Note(thumbnail(finding.source_page), finding.text)
             for finding in turn.memory.findings[known:]
         )
+        # As written: `turn.calls` has those alone that were done.
+        parsed = protocol.parse_calls(turn.sample.text)
         text = turn.sample.text
-        if turn.calls:
-            text = text.partition("<tool_call>")[0].strip()
-        written = [note.text for note in notes]
-        calls = tuple(
-            (call.name, _arguments(call.arguments))
-            for call in turn.calls
-            if call.arguments.get("finding") not in written
-        )
+        if not parsed.errors:
+            text = text.partition(protocol.OPEN)[0].strip()
+        calls = parsed.calls or turn.calls
+        updates = [call for call in calls if call.name == _UPDATE]
+        if len(updates) == len(notes):
+            calls = [call for call in calls if call.name != _UPDATE]
+        calls = tuple((call.name, _arguments(call.arguments)) for call in calls)
         return Step(number, turn.context + 1, text, calls, notes, shown, turn.violations)
 
     steps, known, seen = [], 0, set()

@@ -133,7 +133,7 @@ def _item_score(gold: object, prediction: object) -> float:
     number = read_number(gold)
     if number is None or read_number(prediction) is None:
         return text_score(gold, prediction)
-    whole = number.value == int(number.value) and not number.percent
+    whole = number.value.is_integer() and not number.percent
     tolerance = 1e-9 if whole else RELATIVE_TOLERANCE
     return number_score(gold, prediction, relative_tolerance=tolerance)
 

@@ -28,9 +28,24 @@ def rule_scores(
     items: Sequence[tuple[Question, str]],
     *,
     score: Callable[[Any, str, str], float] = mmlongbench.score,
+    extract: Callable[[str, str], str] | None = None,
 ) -> list[float]:
-    """Scores by a benchmark's rules: `score(gold, answer, answer format)`, one by one."""
-    return [score(question.answer, answer, question.answer_format) for question, answer in items]
+    """Scores by a benchmark's rules, one by one.
+
+    Args:
+      items: questions with the answers to score.
+      score: (gold, answer, answer format) -> score.
+      extract: (reply, answer format) -> short answer, such as `extraction.extract`; None where
+        the answers are short already.
+    """
+    return [
+        score(
+            question.answer,
+            extract(answer, question.answer_format) if extract else answer,
+            question.answer_format,
+        )
+        for question, answer in items
+    ]
 
 
 def scorer_prompt(question: Question, answer: str, *, seed: tuple[int, ...] = ()) -> Prompt:

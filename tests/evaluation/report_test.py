@@ -10,6 +10,7 @@ import json
 import numpy as np
 from absl.testing import absltest
 
+from awm_jax.agent import records
 from awm_jax.evaluation import report
 from awm_jax.types import (
     ANSWERED,
@@ -135,6 +136,31 @@ class ReportTest(absltest.TestCase):
         }
         self.assertEqual((gold, plain), ({"2"}, {"1"}))
         self.assertIn("never shown to the agent: page 3", "".join(elements.texts))
+
+    def test_a_step_shows_what_was_written_what_was_refused_and_why(self):
+        why = "Write a finding first."
+        text = (
+            'I look.<tool_call>{"name": "search_pages", "arguments": {"query": "cats"}}</tool_call>'
+        )
+        turn = Turn(0, sample(text), (), (why, "Page 1:", page(1)), (why,), Memory())
+        trajectory = dataclasses.replace(rollout(), turns=(turn,))
+        texts = Elements(build([(trajectory, judged()[0][1])])).texts
+        self.assertContainsSubset(["I look.", "search_pages", "cats"], texts)
+        self.assertEqual(texts.count(why), 1)
+        self.assertNotIn("Page 1:", texts)
+
+    def test_records_without_pixels_are_rendered(self):
+        pair = (rollout(), judged()[0][1])
+        record = records.from_json(records.to_json(records.Record(pair[0], verdict=pair[1])))
+        drawn = []
+
+        def render(document, number):
+            drawn.append(number)
+            return page(number)
+
+        text = build([(record.trajectory, record.verdict)], render=render)
+        self.assertEqual(sorted(drawn), [1, 2, 3])
+        self.assertEqual(text, build([pair], render=render))
 
     def test_a_page_is_there_once_and_small(self):
         elements = Elements(

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from awm_jax.judging import training_scorer
+from awm_jax.judging import extraction, mmlongbench, training_scorer
 from awm_jax.types import (
     ANSWERED,
     CONTEXT_FULL,
@@ -91,6 +91,18 @@ class JudgeTest(parameterized.TestCase):
     def test_a_mistake_in_the_program_is_not_taken_for_a_failing_judge(self):
         with self.assertRaises(ValueError):
             judge([trajectory()], score=lambda items: [1.0])
+
+
+class RuleScoresTest(absltest.TestCase):
+    def test_with_and_without_extraction(self):
+        items = [(QUESTION, "There are 42 of them."), (QUESTION, "42")]
+        self.assertEqual(training_scorer.rule_scores(items), [0.0, 1.0])
+        found = training_scorer.rule_scores(
+            items,
+            score=functools.partial(mmlongbench.score, mode="strict"),
+            extract=extraction.extract,
+        )
+        self.assertEqual(found, [1.0, 1.0])
 
 
 class ModelScoresTest(parameterized.TestCase):
