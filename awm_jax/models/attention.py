@@ -72,7 +72,7 @@ def advance(cache: KVCache, real: jax.Array) -> tuple[KVCache, Visibility]:
     return cache._replace(mask=mask, index=index), Visibility(seen, written)
 
 
-def attention(query, key, value, mask, *, implementation="xla"):
+def attention(query, key, value, mask, *, implementation="xla", query_block=1024):
     """Softmax attention with grouped heads; the scores are float32.
 
     Args:
@@ -82,12 +82,30 @@ def attention(query, key, value, mask, *, implementation="xla"):
       mask: `[batch, time, source]` bool, or `[batch, 1, source]` where all queries see the
         same; True where the query may attend. A query that sees nothing gets a finite mean.
       implementation: "xla".
+      query_block: how many queries at most have their scores held at once, in the backward pass
+        too. Above that, blocks of queries are done one after another and recomputed.
 
     Returns:
       `[batch, time, heads, head_dim]`, type of `query`.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"attention {implementation!r}: expected one of {IMPLEMENTATIONS}")
+    batch, time, heads, head_dim = query.shape
+    mask = jnp.broadcast_to(mask, (batch, time, key.shape[1]))
+    if time <= query_block:
+        return _attend(query, key, value, mask)
+    padding = -time % query_block
+
+    def blocks(x):
+        x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(batch, -1, query_block, *x.shape[2:]), 1, 0)
+
+    body = jax.checkpoint(lambda block: _attend(block[0], key, value, block[1]), prevent_cse=False)
+    out = jnp.moveaxis(jax.lax.map(body, (blocks(query), blocks(mask))), 0, 1)
+    return out.reshape(batch, -1, heads, head_dim)[:, :time]
+
+
+def _attend(query, key, value, mask):
     batch, time, heads, head_dim = query.shape
     kv_heads = key.shape[2]
     # Queries are grouped by the head that they share, so that keys are never repeated.

@@ -262,17 +262,16 @@ class VisionTower(nnx.Module):
         body = jax.checkpoint(body, prevent_cse=False) if model.remat else body
         (x, kept), _ = jax.lax.scan(body, (model.constrain(x), kept), (self.blocks, places))
 
-        def token_rows(blocks):
-            return jnp.take(
-                blocks.reshape(-1, blocks.shape[-1]), layout.tokens, axis=0, mode="clip"
-            )
+        def token_rows(merger, x):
+            blocks = merger(x)
+            blocks = blocks.reshape(-1, blocks.shape[-1])
+            return jnp.take(blocks, layout.tokens, axis=0, mode="clip")
 
+        token_rows = jax.checkpoint(token_rows) if model.remat else token_rows
         _, deepstack = jax.lax.scan(
-            lambda _, step: (None, token_rows(step[0](step[1]))),
-            None,
-            (self.deepstack_merger_list, kept[:taps]),
+            lambda _, tap: (None, token_rows(*tap)), None, (self.deepstack_merger_list, kept[:taps])
         )
-        return ImageFeatures(token_rows(self.merger(x)), deepstack)
+        return ImageFeatures(token_rows(self.merger, x), deepstack)
 
 
 class Qwen3VL(nnx.Module):

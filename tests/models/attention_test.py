@@ -1,0 +1,102 @@
+"""Attention against a loop over heads, and the book-keeping of the cache."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from awm_jax.models import attention
+
+
+def by_loop(query, key, value, mask):
+    """Softmax attention one row, query and head at a time, in float64."""
+    out = np.zeros(query.shape)
+    group = query.shape[2] // key.shape[2]
+    for row, time, head in np.ndindex(query.shape[:3]):
+        seen = mask[row, time]
+        keys, values = key[row, seen, head // group], value[row, seen, head // group]
+        scores = keys.astype(np.float64) @ query[row, time, head] / np.sqrt(query.shape[-1])
+        weights = np.exp(scores - scores.max())
+        out[row, time, head] = weights / weights.sum() @ values
+    return out
+
+
+class AttentionTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        rng = np.random.default_rng(0)
+        self.query = rng.standard_normal((2, 7, 6, 4)).astype(np.float32)
+        self.key, self.value = rng.standard_normal((2, 2, 9, 2, 4)).astype(np.float32)
+        self.mask = rng.random((2, 7, 9)) < 0.5
+        self.mask[:, :, 0] = True
+
+    @parameterized.parameters(1024, 7, 3, 1)
+    def test_equals_a_loop_whatever_the_block(self, query_block):
+        found = attention.attention(
+            self.query, self.key, self.value, self.mask, query_block=query_block
+        )
+        expected = by_loop(self.query, self.key, self.value, self.mask)
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+    def test_blocks_have_the_same_gradient(self):
+        def total(query, key, value, query_block):
+            out = attention.attention(query, key, value, self.mask, query_block=query_block)
+            return jnp.sum(jnp.sin(out))
+
+        gradient = jax.grad(total, argnums=(0, 1, 2))
+        for a, b in zip(
+            gradient(self.query, self.key, self.value, 3),
+            gradient(self.query, self.key, self.value, 1024),
+            strict=True,
+        ):
+            np.testing.assert_allclose(a, b, atol=2e-6)
+
+    def test_one_mask_for_all_queries(self):
+        mask = self.mask[:, :1]
+        found = attention.attention(self.query, self.key, self.value, mask)
+        expected = by_loop(self.query, self.key, self.value, np.repeat(mask, 7, axis=1))
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+    def test_a_query_that_sees_nothing_is_finite(self):
+        none = np.zeros_like(self.mask)
+        found = jax.grad(lambda q: jnp.sum(attention.attention(q, self.key, self.value, none)))(
+            self.query
+        )
+        self.assertTrue(np.isfinite(found).all())
+
+    def test_unknown_implementation(self):
+        with self.assertRaisesRegex(ValueError, "attention 'flash': expected one of"):
+            attention.attention(self.query, self.key, self.value, self.mask, implementation="flash")
+
+
+class VisibilityTest(absltest.TestCase):
+    def test_packed(self):
+        mask = attention.packed_visibility(jnp.array([[1, 1, 2, 0]])).mask
+        expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+        np.testing.assert_array_equal(mask[0], np.array(expected, bool))
+
+    def test_advance(self):
+        cache = attention.KVCache(
+            key=jnp.zeros((1, 2, 5, 1, 2)),
+            value=jnp.zeros((1, 2, 5, 1, 2)),
+            mask=jnp.array([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], bool),
+            index=jnp.array([2, 0]),
+        )
+        # Padding may lie on either side; it takes no slot.
+        real = jnp.array([[True, True, False], [False, True, True]])
+        moved, visibility = attention.advance(cache, real)
+        np.testing.assert_array_equal(moved.index, [4, 2])
+        np.testing.assert_array_equal(visibility.slots, [[2, 3, 5], [5, 0, 1]])
+        np.testing.assert_array_equal(
+            moved.mask, np.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], bool)
+        )
+        np.testing.assert_array_equal(
+            visibility.mask[0, :2], np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], bool)
+        )
+        np.testing.assert_array_equal(
+            visibility.mask[1, 1:], np.array([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]], bool)
+        )
+
+
+if __name__ == "__main__":
+    absltest.main()
