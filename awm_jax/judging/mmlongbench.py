@@ -16,7 +16,6 @@ from awm_jax.judging import literals, strict
 
 ANSWER_FORMATS = ("Int", "Float", "Str", "List", "None")
 MODES = ("official", "strict")
-NOT_ANSWERABLE = "Not answerable"
 
 _EXACT = tuple(
     re.compile(pattern)
