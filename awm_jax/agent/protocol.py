@@ -7,6 +7,7 @@ Everything else becomes an error that tells the policy what to do. JSON is parse
 evaluated, and no text raises.
 """
 
+import bisect
 import dataclasses
 import json
 import re
@@ -16,8 +17,8 @@ from typing import Any, NoReturn
 from awm_jax.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_TAG = re.compile("</?tool_call>")
 
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 # A message that is one bare call: the opening tag is missing, a code fence may stand there.
 _BARE_CALL = re.compile(r"\s*(?:```\w*\s*)?\{")
 # Strings run to their quote or to the end of the text, so that every match is found in one pass.
@@ -54,9 +55,9 @@ class ParsedMessage:
 
 def without_thoughts(text: str) -> str:
     """`text` without `<think>` blocks, those included that the prompt opened or that never end."""
-    text = _THOUGHT.sub("", text)
-    text = text.rpartition("</think>")[2]
-    return text.partition("<think>")[0]
+    *closed, last = text.split("</think>")
+    spoken = [part.partition("<think>")[0] for part in closed if "<think>" in part]
+    return "".join(spoken) + last.partition("<think>")[0]
 
 
 def parse_calls(text: str) -> ParsedMessage:
@@ -64,20 +65,23 @@ def parse_calls(text: str) -> ParsedMessage:
     text = without_thoughts(text)
     if OPEN not in text and _BARE_CALL.match(text):
         text = OPEN + text
+    tags = [match.start() for match in _TAG.finditer(text)]
     calls: list[ToolCall] = []
     errors: list[str] = []
     content = []
     position = 0
     while (start := text.find(OPEN, position)) >= 0:
         content.append(text[position:start])
-        found, position = _parse_block(text, start + len(OPEN))
+        found, position = _parse_block(text, start + len(OPEN), tags)
         for item in found:
             (errors if isinstance(item, str) else calls).append(item)
     content.append(text[position:])
     if not calls and not errors:
         errors.append("No tool call found. Call a tool.")
     text_around = " ".join(part.strip() for part in content if part.strip())
-    return ParsedMessage(tuple(calls), tuple(errors), text_around.replace(CLOSE, "").strip())
+    text_around = text_around.replace(CLOSE, "").strip()
+    # A message of a thousand empty calls is told so once.
+    return ParsedMessage(tuple(calls), tuple(dict.fromkeys(errors)), text_around)
 
 
 def checked_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall | str:
@@ -104,14 +108,17 @@ def checked_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall
     return ToolCall(call.name, arguments)
 
 
-def _parse_block(text: str, start: int) -> tuple[list[ToolCall | str], int]:
-    """Calls and errors of the block that begins at `start`, and where the text after it begins."""
+def _parse_block(text: str, start: int, tags: Sequence[int]) -> tuple[list[ToolCall | str], int]:
+    """Calls and errors of the block that begins at `start`, and where the text after it begins.
+
+    `tags` are the places of all tags of `text`, in order.
+    """
     found: list[ToolCall | str] = []
     position = start
     while True:
         # Searched anew after each object: a tag inside a JSON string does not end the block.
-        tags = (text.find(tag, position) for tag in (OPEN, CLOSE))
-        stop = min((tag for tag in tags if tag >= 0), default=len(text))
+        following = bisect.bisect_left(tags, position)
+        stop = tags[following] if following < len(tags) else len(text)
         brace = text.find("{", position, stop)
         if brace < 0:
             break

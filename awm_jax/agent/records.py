@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -59,12 +59,14 @@ def to_json(record: Record, *, with_tokens: bool = False) -> dict[str, Any]:
     }
 
 
-def from_json(line: Mapping[str, Any]) -> Record:
+def from_json(line: dict[str, Any]) -> Record:
     """The record that `to_json` wrote: pages have no pixels, samples no tokens if none were kept.
 
     Raises:
       ValueError: another schema, or a part is missing.
     """
+    if not isinstance(line, dict):
+        raise ValueError(f"a {type(line).__name__}, expected an object")
     if line.get("schema") != SCHEMA:
         raise ValueError(f"a record of schema {line.get('schema')!r}, expected {SCHEMA}")
     try:
@@ -97,7 +99,7 @@ def append_records(
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as file:
-        _cut_torn_line(file, path)
+        _end_last_line(file, path)
         file.write("".join(lines).encode())
         file.flush()
         os.fsync(file.fileno())
@@ -116,7 +118,9 @@ def read_records(path: str | pathlib.Path) -> list[Record]:
     if not path.exists():
         return []
     *lines, rest = path.read_bytes().split(b"\n")
-    if rest:
+    if _is_whole(rest):
+        lines.append(rest)
+    elif rest:
         _warn_torn(path, len(rest))
     records = []
     for number, line in enumerate(lines, start=1):
@@ -127,19 +131,27 @@ def read_records(path: str | pathlib.Path) -> list[Record]:
     return records
 
 
-def _cut_torn_line(file, path: pathlib.Path) -> None:
-    """Cuts `file` after its last line end, where every whole line has one."""
-    end = file.seek(0, os.SEEK_END)
-    position, rest = end, b""
+def _end_last_line(file: BinaryIO, path: pathlib.Path) -> None:
+    """Gives the last line its line end, or cuts it off where it is torn."""
+    position = end = file.seek(0, os.SEEK_END)
+    rest = b""
     while position > 0 and b"\n" not in rest:
-        step = min(position, 1 << 16)
-        position -= step
+        position = max(position - (1 << 16), 0)
         file.seek(position)
-        rest = file.read(step) + rest
-    keep = position + rest.rfind(b"\n") + 1
-    if keep < end:
-        _warn_torn(path, end - keep)
-        file.truncate(keep)
+        rest = file.read(end - position)
+    rest = rest.rpartition(b"\n")[2]
+    if _is_whole(rest):
+        file.write(b"\n")
+    elif rest:
+        _warn_torn(path, len(rest))
+        file.truncate(end - len(rest))
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _warn_torn(path: pathlib.Path, size: int) -> None:

@@ -10,26 +10,11 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from awm_jax import types
 from awm_jax.agent import prompts
 from awm_jax.agent.protocol import parse_calls
 from awm_jax.agent.tools import TaskState, ToolFailure, do_calls
-from awm_jax.types import (
-    ANSWERED,
-    CONTEXT_FULL,
-    MALFORMED,
-    STEP_BUDGET,
-    TOOL_ERROR,
-    Generate,
-    Memory,
-    Message,
-    Prompt,
-    Question,
-    Render,
-    Sample,
-    Search,
-    Trajectory,
-    Turn,
-)
+from awm_jax.types import Generate, Message, Question, Render, Sample, Search, Trajectory, Turn
 
 # A rollout to make: the question, its index in the group, its seed.
 Task = tuple[Question, int, tuple[int, ...]]
@@ -95,8 +80,8 @@ class Conversation:
         return self.task[0]
 
     @property
-    def prompt(self) -> Prompt:
-        return Prompt(self.messages, self.tools, seed=(*self.task[2], len(self.turns)))
+    def prompt(self) -> types.Prompt:
+        return types.Prompt(self.messages, self.tools, seed=(*self.task[2], len(self.turns)))
 
     @property
     def trajectory(self) -> Trajectory:
@@ -140,35 +125,22 @@ def run_rollouts(
     def retrieve(question: Question, query: str) -> Sequence[int]:
         return search(question.document, query, settings.top_k)
 
-    return _run_agent(tasks, generate, retrieve, render, settings, map_tools, on_finish)
+    return run_agent(tasks, generate, retrieve, render, settings, map_tools, on_finish)
 
 
-def evidence_given(
+def run_agent(
     tasks: Sequence[Task],
     generate: Generate,
-    *,
+    retrieve: Callable[[Question, str], Sequence[int]],
     render: Render,
-    settings: RolloutSettings = DEFAULTS,
-    map_tools: Map = map,
-    on_finish: OnFinish | None = None,
+    settings: RolloutSettings,
+    map_tools: Map,
+    on_finish: OnFinish | None,
 ) -> list[Trajectory]:
-    """Runs the agent with a search that finds all gold pages, whatever the query (EP-given).
+    """`run_rollouts` with a search that knows the question, not its document alone."""
 
-    Raises:
-      ValueError: a question has no gold pages.
-    """
-    if missing := sorted({question.id for question, _, _ in tasks if not question.evidence_pages}):
-        raise ValueError(f"no evidence pages to give for questions {missing}; leave them out")
-
-    def retrieve(question: Question, query: str) -> Sequence[int]:
-        return question.evidence_pages
-
-    return _run_agent(tasks, generate, retrieve, render, settings, map_tools, on_finish)
-
-
-def _run_agent(tasks, generate, retrieve, render, settings, map_tools, on_finish):
     def begin(task: Task) -> Conversation:
-        return Conversation(task, _opening(task[0], Memory()), prompts.AGENT_TOOLS)
+        return Conversation(task, _opening(task[0], types.Memory()), prompts.AGENT_TOOLS)
 
     def advance(conversation: Conversation, sample: Sample) -> Conversation:
         return _step(conversation, sample, retrieve, render, settings)
@@ -176,8 +148,19 @@ def _run_agent(tasks, generate, retrieve, render, settings, map_tools, on_finish
     return play(tasks, generate, begin, advance, settings, map_tools, on_finish)
 
 
-def play(tasks, generate, begin, advance, settings, map_tools, on_finish):
-    """Plays every conversation to its end, `settings.max_live` of them at one time."""
+def play(
+    tasks: Sequence[Task],
+    generate: Generate,
+    begin: Callable[[Task], Conversation],
+    advance: Callable[[Conversation, Sample], Conversation],
+    settings: RolloutSettings,
+    map_tools: Map,
+    on_finish: OnFinish | None,
+) -> list[Trajectory]:
+    """Plays every conversation to its end, `settings.max_live` of them at one time.
+
+    `begin` and `advance` give a conversation whose status is set where it ends.
+    """
     trajectories: dict[int, Trajectory] = {}
     unopened = list(enumerate(tasks))
     live: dict[int, Conversation] = {}
@@ -201,7 +184,7 @@ def play(tasks, generate, begin, advance, settings, map_tools, on_finish):
     return [trajectories[index] for index in range(len(tasks))]
 
 
-def _opening(question: Question, memory: Memory) -> tuple[Message, ...]:
+def _opening(question: Question, memory: types.Memory) -> tuple[Message, ...]:
     user = prompts.question_text(question.text, memory)
     return Message("system", (prompts.AGENT_SYSTEM,)), Message("user", (user,))
 
@@ -217,7 +200,7 @@ def _step(
     question, before = conversation.question, conversation.state
     if sample.finish_reason == "context_full":
         step = len(conversation.turns) + 1
-        return conversation.end(CONTEXT_FULL, f"the prompt of step {step} did not fit")
+        return conversation.end(types.CONTEXT_FULL, f"the prompt of step {step} did not fit")
     parsed = parse_calls(sample.text)
     errors = parsed.errors
     if errors and sample.finish_reason == "length":
@@ -233,19 +216,21 @@ def _step(
         )
     except ToolFailure as error:
         turn = Turn(conversation.context, sample, (), (), errors, before.memory)
-        return conversation.add(turn).end(TOOL_ERROR, str(error))
+        return conversation.add(turn).end(types.TOOL_ERROR, str(error))
     state = results[-1].state if results else before
     retrieval = next((result for result in results if result.retrieved), None)
     new_context = retrieval is not None and settings.context == "memory"
     if new_context:
-        # The memory shows what was noted; what was refused is still to be told.
-        shown = [result.content for result in results if result.retrieved or result.refused]
         call = Message("assistant", calls=(retrieval.call,))
         messages = (*_opening(question, state.memory), call)
     else:
-        shown = [result.content for result in results if result.content]
         messages = (*conversation.messages, sample)
-    replies = [(error,) for error in errors] + shown
+    replies = [(error,) for error in errors]
+    for result in results:
+        # In a new context the memory shows what was noted; what was refused is still to be told.
+        told = result.retrieved or result.refused or not new_context
+        if told and result.content and not (result.refused and result.content in replies):
+            replies.append(result.content)
     turn = Turn(
         context=conversation.context,
         sample=sample,
@@ -262,9 +247,9 @@ def _step(
         unparsed=0 if parsed.calls else conversation.unparsed + 1,
     ).add(turn)
     if state.final_answer is not None:
-        return after.end(ANSWERED)
+        return after.end(types.ANSWERED)
     if after.unparsed == UNPARSED_LIMIT:
-        return after.end(MALFORMED, f"no tool call in {UNPARSED_LIMIT} messages: {errors[0]}")
+        return after.end(types.MALFORMED, f"no tool call in {UNPARSED_LIMIT} messages: {errors[0]}")
     if len(after.turns) == settings.max_steps:
-        return after.end(STEP_BUDGET, f"no answer in {settings.max_steps} steps")
+        return after.end(types.STEP_BUDGET, f"no answer in {settings.max_steps} steps")
     return after

@@ -1,11 +1,23 @@
-"""The two baselines without tools and memory (the paper, section 4): one turn a question."""
+"""The settings beside the full agent, from its parts: gold pages given, direct input, RAG.
+
+The paper, sections 2 and 4. What is not described here is as for `rollout.run_rollouts`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 
 from awm_jax.agent.prompts import DIRECT_SYSTEM
 from awm_jax.agent.protocol import without_thoughts
-from awm_jax.agent.rollout import DEFAULTS, Conversation, Map, OnFinish, RolloutSettings, Task, play
+from awm_jax.agent.rollout import (
+    DEFAULTS,
+    Conversation,
+    Map,
+    OnFinish,
+    RolloutSettings,
+    Task,
+    play,
+    run_agent,
+)
 from awm_jax.agent.tools import TaskState, ToolFailure, retrieve_pages, show_pages
 from awm_jax.types import (
     ANSWERED,
@@ -24,6 +36,29 @@ from awm_jax.types import (
 )
 
 
+def evidence_given(
+    tasks: Sequence[Task],
+    generate: Generate,
+    *,
+    render: Render,
+    settings: RolloutSettings = DEFAULTS,
+    map_tools: Map = map,
+    on_finish: OnFinish | None = None,
+) -> list[Trajectory]:
+    """Runs the agent with a search that finds all gold pages, whatever the query (EP-given).
+
+    Raises:
+      ValueError: a question has no gold pages.
+    """
+    if missing := sorted({question.id for question, _, _ in tasks if not question.evidence_pages}):
+        raise ValueError(f"no evidence pages to give for questions {missing}; leave them out")
+
+    def retrieve(question: Question, query: str) -> Sequence[int]:
+        return question.evidence_pages
+
+    return run_agent(tasks, generate, retrieve, render, settings, map_tools, on_finish)
+
+
 def direct(
     tasks: Sequence[Task],
     generate: Generate,
@@ -37,8 +72,9 @@ def direct(
 ) -> list[Trajectory]:
     """Answers from the document's first pages in one turn: no tools, no memory.
 
-    Args as for `run_rollouts`, and `page_count` of a document's id; `max_pages` is
-    MMLongBench-Doc's by default.
+    Args:
+      page_count: a document's id -> how many pages it has.
+      max_pages: shown at most; 120 is what MMLongBench-Doc's official run shows.
     """
 
     def pages(question: Question) -> Sequence[int]:
