@@ -1,0 +1,90 @@
+"""Images -> what the decoder needs of them, in batches of few static shapes."""
+
+import collections
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import PIL.Image
+
+from awm_jax.models.processor import ImageSettings, image_grid, process_image
+from awm_jax.models.qwen3_vl import Model, PatchLayout, patch_layout
+
+# Images of one call of the vision tower, and how many patches they may have together.
+_FRAMES = (64, 16, 4, 1)
+_PATCHES_AT_ONCE = 16384
+
+
+def encode_images(
+    model: Model,
+    visual: dict,
+    images: Sequence[np.ndarray | PIL.Image.Image],
+    settings: ImageSettings,
+) -> list[np.ndarray]:
+    """Features of each image, `[token, 1 + taps, hidden]`: merged ones, then DeepStack's taps.
+
+    Images of like size go through the tower together. Sizes are rounded up by less than a
+    quarter and batches are filled, so that pages of all kinds share a few programs.
+
+    Args:
+      model: of the parameters.
+      visual: the vision tower's part of the parameters, `params["visual"]`.
+      images: as `process_image` takes them.
+      settings: the checkpoint's.
+    """
+    by_patches = collections.defaultdict(list)
+    for index, image in enumerate(images):
+        height, width = image.shape[:2] if isinstance(image, np.ndarray) else image.size[::-1]
+        grid = image_grid(height, width, settings)
+        by_patches[rounded_up(int(np.prod(grid)))].append(index)
+    features = {}
+    for patches, waiting in by_patches.items():
+        while waiting:
+            most = max(1, min(len(waiting), _PATCHES_AT_ONCE // patches))
+            frames = next(count for count in _FRAMES if count <= most)
+            batch, waiting = waiting[:frames], waiting[frames:]
+            parts = _encode_batch(model, visual, [images[i] for i in batch], settings, patches)
+            features |= zip(batch, parts, strict=True)
+    return [features[index] for index in range(len(images))]
+
+
+def rounded_up(patches: int) -> int:
+    """The next of 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ..., all multiples of four."""
+    if patches <= 16:
+        return 16
+    octave = max(2, (patches - 1).bit_length() - 3)
+    return -(-patches >> octave) << octave
+
+
+def program_count() -> int:
+    """How many programs of the vision tower this process has compiled."""
+    return _features._cache_size()
+
+
+def _encode_batch(model, visual, images, settings, patches) -> list[np.ndarray]:
+    vision, count = model.config.vision, patches * len(images)
+    pixels, grids, first = np.zeros((count, vision.patch_features), np.float32), [], 0
+    for image in images:
+        values, grid = process_image(image, settings)
+        pixels[first : first + len(values)] = values
+        first += len(values)
+        grids.append(grid)
+    merged = vision.spatial_merge_size**2
+    layout = patch_layout(
+        np.array(grids), vision, frames=len(grids), patches=patches, tokens=count // merged
+    )
+    features = np.asarray(_features(visual, pixels, layout, model=model))
+    ends = np.cumsum([np.prod(grid) // merged for grid in grids])
+    # Copied, so that one image that is kept does not keep the whole batch.
+    return [part.copy() for part in np.split(features, ends)[:-1]]
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _features(visual, pixels, layout: PatchLayout, *, model: Model) -> jax.Array:
+    # The other parameters are not read, so nothing becomes of their zeros.
+    others = {name: part for name, part in model.params.items() if name != "visual"}
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), others)
+    features = model.image_features({**zeros, "visual": visual}, pixels, layout)
+    return jnp.stack([features.merged, *features.deepstack], axis=1)
