@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import shutil
+import zlib
 from typing import NamedTuple
 
 import huggingface_hub
@@ -102,18 +103,12 @@ class Entry(NamedTuple):
         return (shape[-1], *shape[:-1]) if self.output_first else shape
 
 
-def _module(config: Config):
-    return qwen3.Qwen3 if config.vision is None else qwen3_vl.Qwen3VL
-
-
 @functools.lru_cache
-def _abstract(config: Config):
-    """The module without arrays, and the parameters as shapes by path."""
-    module = nnx.eval_shape(
-        lambda: _module(config)(config, rngs=nnx.Rngs(params=0), dtype=jnp.float32)
-    )
-    graph, state = nnx.split(module, nnx.Param)
-    return graph, traverse_util.flatten_dict(nnx.to_pure_dict(state))
+def _variables(config: Config) -> dict[tuple[str, ...], nnx.Param]:
+    """All parameters by path: their shapes, and how a fresh model draws them."""
+    kind = qwen3.Qwen3 if config.vision is None else qwen3_vl.Qwen3VL
+    state = nnx.state(nnx.eval_shape(lambda: kind(config)), nnx.Param)
+    return dict(nnx.to_flat_state(state))
 
 
 def entries(config: Config) -> list[Entry]:
@@ -124,27 +119,37 @@ def entries(config: Config) -> list[Entry]:
         tables.append(("model.visual.", "visual/", VISION))
     if not config.tie_word_embeddings:
         tables.append(("", "", (("lm_head.weight", "lm_head/embedding", False),)))
-    _, shapes = _abstract(config)
+    variables = _variables(config)
     result = []
     for prefix, ours, table in tables:
         for name, path, output_first in table:
             keys = tuple((ours + path).split("/"))
-            shape, stacked = shapes[keys].shape, "*" in name
+            shape, stacked = variables[keys].shape, "*" in name
             numbers = range(shape[0] if stacked else 1)
             names = tuple(prefix + name.replace("*", str(number)) for number in numbers)
             result.append(Entry(keys, names, stacked, output_first, shape))
     return result
 
 
-def _build(config: Config, params, **options):
+def _build(config: Config, arrays, **options):
     kind = qwen3.Model if config.vision is None else qwen3_vl.Model
-    return kind(config=config, params=params, graph=_abstract(config)[0], **options)
+    return kind(config=config, params=traverse_util.unflatten_dict(arrays), **options)
 
 
 def init_model(config: Config, key: jax.Array, *, dtype="float32", **options):
-    """A model with random parameters, to be trained from scratch; options as `load_model`."""
-    module = _module(config)(config, rngs=nnx.Rngs(params=key), dtype=dtype)
-    return _build(config, nnx.to_pure_dict(nnx.state(module, nnx.Param)), **options)
+    """A model with random parameters, to be trained from scratch; options as `load_model`.
+
+    Each array's numbers depend on the key, its path and its shape only. They are drawn on the
+    host: a program that draws each of them takes longer to compile than a tiny model to train.
+    """
+    seed, arrays = np.asarray(jax.random.key_data(key)).ravel().tolist(), {}
+    for path, variable in _variables(config).items():
+        rng = np.random.default_rng([zlib.crc32("/".join(path).encode()), *seed])
+        about = variable.get_metadata()
+        drawn = rng.standard_normal(variable.shape, np.float32) if about["deviation"] else 0.0
+        values = np.full(variable.shape, about["mean"] + about["deviation"] * drawn)
+        arrays[path] = jnp.asarray(values, dtype)
+    return _build(config, arrays, **options)
 
 
 def checkpoint_directory(path: str | os.PathLike) -> pathlib.Path:
@@ -204,7 +209,7 @@ def load_model(path: str | os.PathLike, *, dtype="bfloat16", place=None, **optio
             else:
                 sharding = place("/".join(entry.path), entry.shape)
                 arrays[entry.path] = jax.make_array_from_callback(entry.shape, sharding, read)
-    return _build(config, traverse_util.unflatten_dict(arrays), **options)
+    return _build(config, arrays, **options)
 
 
 def _open(directory: pathlib.Path, stack: contextlib.ExitStack) -> dict:

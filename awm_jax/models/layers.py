@@ -1,8 +1,7 @@
 """The small layers of Qwen3 and Qwen3-VL, in the precision in which HF computes them.
 
-Parameters are drawn at a scale at which a small model trains from scratch: a linear layer
-keeps the variance of its input, and `scale` makes those that write to the residual stream
-smaller.
+Modules say which parameters there are; the values come from a checkpoint or from
+`hf.init_model`, and all arithmetic follows their type.
 """
 
 import jax
@@ -11,18 +10,24 @@ import numpy as np
 from flax import nnx
 
 
+def parameter(*shape: int, mean: float = 0.0, deviation: float = 0.0) -> nnx.Param:
+    """A parameter to be filled; a fresh model draws it from the normal distribution given."""
+    return nnx.Param(jnp.zeros(shape), mean=mean, deviation=deviation)
+
+
 def _along_last_axis(vector: jax.Array, like: jax.Array) -> jax.Array:
     return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
 class Linear(nnx.Module):
-    """`x @ kernel + bias`; the kernel is `[inputs, outputs]`, HF's transposed."""
+    """`x @ kernel + bias`; the kernel is `[inputs, outputs]`, HF's transposed.
 
-    def __init__(self, inputs, outputs, *, rngs, dtype, bias=False, scale=1.0):
-        deviation = scale * inputs**-0.5
-        draw = deviation * jax.random.normal(rngs.params(), (inputs, outputs), jnp.float32)
-        self.kernel = nnx.Param(draw.astype(dtype))
-        self.bias = nnx.Param(jnp.zeros((outputs,), dtype)) if bias else None
+    A fresh one keeps the variance of its input, times `scale` squared.
+    """
+
+    def __init__(self, inputs, outputs, *, bias=False, scale=1.0):
+        self.kernel = parameter(inputs, outputs, deviation=scale * inputs**-0.5)
+        self.bias = parameter(outputs) if bias else None
 
     def __call__(self, x):
         y = x @ self.kernel[...]
@@ -32,9 +37,8 @@ class Linear(nnx.Module):
 class Embedding(nnx.Module):
     """A table `[rows, features]`: of tokens, of positions, or the head over the vocabulary."""
 
-    def __init__(self, rows, features, *, rngs, dtype, scale=0.02):
-        draw = scale * jax.random.normal(rngs.params(), (rows, features), jnp.float32)
-        self.embedding = nnx.Param(draw.astype(dtype))
+    def __init__(self, rows, features):
+        self.embedding = parameter(rows, features, deviation=0.02)
 
     def __call__(self, ids):
         return jnp.take(self.embedding[...], ids, axis=0, mode="clip")
@@ -47,8 +51,8 @@ class RMSNorm(nnx.Module):
     order is as far from HF as bfloat16 is from float32.
     """
 
-    def __init__(self, features, *, epsilon, dtype):
-        self.scale = nnx.Param(jnp.ones((features,), dtype))
+    def __init__(self, features, *, epsilon):
+        self.scale = parameter(features, mean=1.0)
         self.epsilon = epsilon
 
     def __call__(self, x):
@@ -61,9 +65,9 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
     """Layer norm over the last axis, in float32, with the 1e-6 that the vision tower fixes."""
 
-    def __init__(self, features, *, dtype):
-        self.scale = nnx.Param(jnp.ones((features,), dtype))
-        self.bias = nnx.Param(jnp.zeros((features,), dtype))
+    def __init__(self, features):
+        self.scale = parameter(features, mean=1.0)
+        self.bias = parameter(features)
 
     def __call__(self, x):
         wide = x.astype(jnp.float32)
@@ -96,3 +100,8 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     first, second = jnp.split(wide, 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)
     return (wide * cos[:, :, None] + turned * sin[:, :, None]).astype(x.dtype)
+
+
+def stacked(make, count: int):
+    """A module whose parameters have a leading axis of `count`; `make` takes nothing."""
+    return nnx.vmap(lambda _: make())(jnp.arange(count))

@@ -5,6 +5,7 @@ and run by one `jax.lax.scan`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -21,16 +22,14 @@ from awm_jax.models.config import Config, TextConfig
 class Attention(nnx.Module):
     """Grouped-query self-attention; queries and keys are normed per head before they turn."""
 
-    def __init__(self, c: TextConfig, *, rngs, dtype):
+    def __init__(self, c: TextConfig):
         queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        self.q_proj = layers.Linear(c.hidden_size, queries, rngs=rngs, dtype=dtype)
-        self.k_proj = layers.Linear(c.hidden_size, keys, rngs=rngs, dtype=dtype)
-        self.v_proj = layers.Linear(c.hidden_size, keys, rngs=rngs, dtype=dtype)
-        self.o_proj = layers.Linear(
-            queries, c.hidden_size, rngs=rngs, dtype=dtype, scale=(2 * c.num_hidden_layers) ** -0.5
-        )
-        self.q_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps, dtype=dtype)
-        self.k_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps, dtype=dtype)
+        self.q_proj = layers.Linear(c.hidden_size, queries)
+        self.k_proj = layers.Linear(c.hidden_size, keys)
+        self.v_proj = layers.Linear(c.hidden_size, keys)
+        self.o_proj = layers.Linear(queries, c.hidden_size, scale=(2 * c.num_hidden_layers) ** -0.5)
+        self.q_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
+        self.k_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
         self.head_dim = c.head_dim
 
     def __call__(self, x, cos, sin, visibility: Visibility, layer, kept, implementation):
@@ -58,13 +57,11 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """The gated feed-forward layer."""
 
-    def __init__(self, c: TextConfig, *, rngs, dtype):
-        self.gate_proj = layers.Linear(c.hidden_size, c.intermediate_size, rngs=rngs, dtype=dtype)
-        self.up_proj = layers.Linear(c.hidden_size, c.intermediate_size, rngs=rngs, dtype=dtype)
+    def __init__(self, c: TextConfig):
+        self.gate_proj = layers.Linear(c.hidden_size, c.intermediate_size)
+        self.up_proj = layers.Linear(c.hidden_size, c.intermediate_size)
         scale = (2 * c.num_hidden_layers) ** -0.5
-        self.down_proj = layers.Linear(
-            c.intermediate_size, c.hidden_size, rngs=rngs, dtype=dtype, scale=scale
-        )
+        self.down_proj = layers.Linear(c.intermediate_size, c.hidden_size, scale=scale)
 
     def __call__(self, x):
         return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -73,13 +70,11 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One decoder layer."""
 
-    def __init__(self, c: TextConfig, *, rngs, dtype):
-        self.input_layernorm = layers.RMSNorm(c.hidden_size, epsilon=c.rms_norm_eps, dtype=dtype)
-        self.self_attn = Attention(c, rngs=rngs, dtype=dtype)
-        self.post_attention_layernorm = layers.RMSNorm(
-            c.hidden_size, epsilon=c.rms_norm_eps, dtype=dtype
-        )
-        self.mlp = MLP(c, rngs=rngs, dtype=dtype)
+    def __init__(self, c: TextConfig):
+        self.input_layernorm = layers.RMSNorm(c.hidden_size, epsilon=c.rms_norm_eps)
+        self.self_attn = Attention(c)
+        self.post_attention_layernorm = layers.RMSNorm(c.hidden_size, epsilon=c.rms_norm_eps)
+        self.mlp = MLP(c)
 
     def __call__(self, x, cos, sin, visibility, layer, kept, implementation):
         y, kept = self.self_attn(
@@ -111,13 +106,10 @@ def rotary_angles(position_ids: jax.Array, c: TextConfig) -> jax.Array:
 class Decoder(nnx.Module):
     """Embedded tokens -> hidden states after the last norm."""
 
-    def __init__(self, c: TextConfig, *, rngs, dtype):
-        self.embed_tokens = layers.Embedding(c.vocab_size, c.hidden_size, rngs=rngs, dtype=dtype)
-        # One block whose parameters have a leading layer axis.
-        self.layers = nnx.vmap(lambda r: Block(c, rngs=r, dtype=dtype))(
-            rngs.split(c.num_hidden_layers)
-        )
-        self.norm = layers.RMSNorm(c.hidden_size, epsilon=c.rms_norm_eps, dtype=dtype)
+    def __init__(self, c: TextConfig):
+        self.embed_tokens = layers.Embedding(c.vocab_size, c.hidden_size)
+        self.layers = layers.stacked(lambda: Block(c), c.num_hidden_layers)
+        self.norm = layers.RMSNorm(c.hidden_size, epsilon=c.rms_norm_eps)
         self.config = c
 
     def __call__(self, x, position_ids, visibility, cache, *, model, after_layer=None):
@@ -156,12 +148,20 @@ class Decoder(nnx.Module):
 class Qwen3(nnx.Module):
     """The parameters of a text model."""
 
-    def __init__(self, c: Config, *, rngs, dtype):
-        self.language_model = Decoder(c.text, rngs=rngs, dtype=dtype)
+    def __init__(self, c: Config):
+        self.language_model = Decoder(c.text)
         if not c.tie_word_embeddings:
-            self.lm_head = layers.Embedding(
-                c.text.vocab_size, c.text.hidden_size, rngs=rngs, dtype=dtype
-            )
+            self.lm_head = layers.Embedding(c.text.vocab_size, c.text.hidden_size)
+
+
+@functools.lru_cache
+def _decoder_graph(c: TextConfig) -> nnx.GraphDef:
+    return nnx.split(nnx.eval_shape(lambda: Decoder(c)))[0]
+
+
+def merged_decoder(c: TextConfig, params) -> Decoder:
+    """The decoder with the arrays under `params["language_model"]`."""
+    return nnx.merge(_decoder_graph(c), params["language_model"])
 
 
 def is_concrete(*arrays) -> bool:
@@ -180,7 +180,6 @@ class Model:
       config: the model's shape.
       params: nested dict of arrays. Linear kernels are `[inputs, outputs]`; what lies under
         `layers` has a leading layer axis.
-      graph: the module without its arrays.
       remat: whether the backward pass recomputes each layer instead of keeping its inside.
       attention: name of the attention implementation.
       constrain: applied to the hidden states `[batch, time, hidden]` between layers; a place
@@ -188,8 +187,7 @@ class Model:
     """
 
     config: Config
-    params: dict
-    graph: nnx.GraphDef = dataclasses.field(repr=False)
+    params: dict = dataclasses.field(repr=False)
     remat: bool = False
     attention: str = "xla"
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x
@@ -230,14 +228,9 @@ class Model:
             position_ids = counted_positions(visibility)
         elif position_ids.ndim == 3:
             position_ids = position_ids[0]
-        module = nnx.merge(self.graph, params)
-        x, moved = module.language_model(
-            module.language_model.embed_tokens(input_ids),
-            position_ids[None],
-            visibility,
-            moved,
-            model=self,
-        )
+        decoder = merged_decoder(self.config.text, params)
+        x = decoder.embed_tokens(input_ids)
+        x, moved = decoder(x, position_ids[None], visibility, moved, model=self)
         return x if cache is None else (x, moved)
 
     def apply(self, params, input_ids, *, cache=None, **inputs):

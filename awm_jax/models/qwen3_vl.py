@@ -7,6 +7,8 @@ arrays of fixed shape only.
 """
 
 import dataclasses
+import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ from flax import nnx
 from awm_jax.models import attention as attention_lib
 from awm_jax.models import layers, qwen3
 from awm_jax.models.config import Config, VisionConfig
+from awm_jax.models.processor import mrope_positions
 from awm_jax.models.qwen3 import is_concrete
 
 
@@ -146,18 +149,17 @@ def patch_layout(
 class VisionBlock(nnx.Module):
     """One layer of the vision tower."""
 
-    def __init__(self, v: VisionConfig, *, rngs, dtype):
+    def __init__(self, v: VisionConfig):
         scale = (2 * v.depth) ** -0.5
-        linear = dict(rngs=rngs, dtype=dtype, bias=True)
-        self.norm1 = layers.LayerNorm(v.hidden_size, dtype=dtype)
-        self.norm2 = layers.LayerNorm(v.hidden_size, dtype=dtype)
+        self.norm1 = layers.LayerNorm(v.hidden_size)
+        self.norm2 = layers.LayerNorm(v.hidden_size)
         self.attn = nnx.Dict(
-            qkv=layers.Linear(v.hidden_size, 3 * v.hidden_size, **linear),
-            proj=layers.Linear(v.hidden_size, v.hidden_size, scale=scale, **linear),
+            qkv=layers.Linear(v.hidden_size, 3 * v.hidden_size, bias=True),
+            proj=layers.Linear(v.hidden_size, v.hidden_size, scale=scale, bias=True),
         )
         self.mlp = nnx.Dict(
-            linear_fc1=layers.Linear(v.hidden_size, v.intermediate_size, **linear),
-            linear_fc2=layers.Linear(v.intermediate_size, v.hidden_size, scale=scale, **linear),
+            linear_fc1=layers.Linear(v.hidden_size, v.intermediate_size, bias=True),
+            linear_fc2=layers.Linear(v.intermediate_size, v.hidden_size, scale=scale, bias=True),
         )
         self.num_heads = v.num_heads
 
@@ -179,11 +181,11 @@ class Merger(nnx.Module):
     exact GELU, unlike the tower's.
     """
 
-    def __init__(self, v: VisionConfig, *, norm_block: bool, rngs, dtype):
+    def __init__(self, v: VisionConfig, *, norm_block: bool):
         width = v.hidden_size * v.spatial_merge_size**2
-        self.norm = layers.LayerNorm(width if norm_block else v.hidden_size, dtype=dtype)
-        self.linear_fc1 = layers.Linear(width, width, rngs=rngs, dtype=dtype, bias=True)
-        self.linear_fc2 = layers.Linear(width, v.out_hidden_size, rngs=rngs, dtype=dtype, bias=True)
+        self.norm = layers.LayerNorm(width if norm_block else v.hidden_size)
+        self.linear_fc1 = layers.Linear(width, width, bias=True)
+        self.linear_fc2 = layers.Linear(width, v.out_hidden_size, bias=True)
         self.norm_block, self.width = norm_block, width
 
     def __call__(self, x):
@@ -197,12 +199,10 @@ class Merger(nnx.Module):
 class PatchEmbed(nnx.Module):
     """HF's convolution over non-overlapping patches, as a product: kernel `[c, t, h, w, out]`."""
 
-    def __init__(self, v: VisionConfig, *, rngs, dtype):
-        self.proj = layers.Linear(
-            v.patch_features, v.hidden_size, rngs=rngs, dtype=dtype, bias=True
-        )
+    def __init__(self, v: VisionConfig):
         shape = (v.in_channels, v.temporal_patch_size, v.patch_size, v.patch_size, v.hidden_size)
-        self.proj.kernel = nnx.Param(self.proj.kernel[...].reshape(shape))
+        self.proj = layers.Linear(v.patch_features, v.hidden_size, bias=True)
+        self.proj.kernel = layers.parameter(*shape, deviation=v.patch_features**-0.5)
 
     def __call__(self, patches):
         kernel = self.proj.kernel[...]
@@ -213,16 +213,14 @@ class PatchEmbed(nnx.Module):
 class VisionTower(nnx.Module):
     """Patches -> one feature row an image token, and the DeepStack taps on the way."""
 
-    def __init__(self, v: VisionConfig, *, rngs, dtype):
-        self.patch_embed = PatchEmbed(v, rngs=rngs, dtype=dtype)
-        self.pos_embed = layers.Embedding(
-            v.num_position_embeddings, v.hidden_size, rngs=rngs, dtype=dtype
+    def __init__(self, v: VisionConfig):
+        self.patch_embed = PatchEmbed(v)
+        self.pos_embed = layers.Embedding(v.num_position_embeddings, v.hidden_size)
+        self.blocks = layers.stacked(lambda: VisionBlock(v), v.depth)
+        self.merger = Merger(v, norm_block=False)
+        self.deepstack_merger_list = layers.stacked(
+            lambda: Merger(v, norm_block=True), len(v.deepstack_visual_indexes)
         )
-        self.blocks = nnx.vmap(lambda r: VisionBlock(v, rngs=r, dtype=dtype))(rngs.split(v.depth))
-        self.merger = Merger(v, norm_block=False, rngs=rngs, dtype=dtype)
-        self.deepstack_merger_list = nnx.vmap(
-            lambda r: Merger(v, norm_block=True, rngs=r, dtype=dtype)
-        )(rngs.split(len(v.deepstack_visual_indexes)))
         self.config = v
 
     def embed(self, pixel_values, layout: PatchLayout):
@@ -277,66 +275,43 @@ class VisionTower(nnx.Module):
 class Qwen3VL(nnx.Module):
     """The parameters of a vision-language model."""
 
-    def __init__(self, c: Config, *, rngs, dtype):
-        self.language_model = qwen3.Decoder(c.text, rngs=rngs, dtype=dtype)
-        self.visual = VisionTower(c.vision, rngs=rngs, dtype=dtype)
+    def __init__(self, c: Config):
+        self.language_model = qwen3.Decoder(c.text)
+        self.visual = VisionTower(c.vision)
         if not c.tie_word_embeddings:
-            self.lm_head = layers.Embedding(
-                c.text.vocab_size, c.text.hidden_size, rngs=rngs, dtype=dtype
-            )
+            self.lm_head = layers.Embedding(c.text.vocab_size, c.text.hidden_size)
 
 
-def mrope_positions(input_ids, image_grid_thw, segment_ids, config: Config) -> np.ndarray:
-    """`[3, batch, time]` int32 positions in time, height and width; 0 at padding.
+@functools.lru_cache
+def _tower_graph(v: VisionConfig) -> nnx.GraphDef:
+    return nnx.split(nnx.eval_shape(lambda: VisionTower(v)))[0]
 
-    Text moves all three axes by one. An image starts where the text before it ended; its tokens
-    keep that time, and count rows and columns from there. What follows an image starts at its
-    largest side, not its token count. Each segment starts at 0.
+
+def packed_positions(input_ids, image_grid_thw, segment_ids, config: Config) -> np.ndarray:
+    """`[3, batch, time]` int32 positions of rows that hold segments; 0 at padding.
 
     Args:
       input_ids: `[batch, time]` int, on the host.
       image_grid_thw: `[image, 3]` patches, images in row-major order of their tokens.
-      segment_ids: `[batch, time]` int, 0 for padding. A segment may lie in pieces.
+      segment_ids: `[batch, time]` int, 0 for padding; each segment counts from 0.
       config: the model's.
-
-    Raises:
-      ValueError: where image tokens and grids do not match, or a grid has several frames.
     """
     ids, segments = np.asarray(input_ids), np.asarray(segment_ids)
-    grid = concrete_grid(image_grid_thw)
-    if (grid[:, 0] != 1).any():
-        raise ValueError(f"image grids {grid.tolist()}: videos are not read, expected one frame")
-    grid = grid[:, 1:] // config.vision.spatial_merge_size
-    expected, found = (
-        int(grid.prod(axis=1).sum()),
-        int(image_token_mask(ids, segments, config).sum()),
-    )
-    if expected != found:
-        raise ValueError(f"found {found} image tokens, expected {expected} for the images given")
+    merge, grids = config.vision.spatial_merge_size, concrete_grid(image_grid_thw).tolist()
     positions = np.zeros((3, *ids.shape), np.int32)
-    image = 0
-    for row in range(len(ids)):
-        for segment in dict.fromkeys(segments[row][segments[row] != 0].tolist()):
-            (places,) = np.nonzero(segments[row] == segment)
-            is_image = ids[row, places] == config.image_token_id
-            at, start = 0, 0
-            while at < len(places):
-                if not is_image[at]:
-                    positions[:, row, places[at]] = start
-                    at, start = at + 1, start + 1
-                    continue
-                height, width = grid[image]
-                run = is_image[at : at + height * width]
-                if len(run) < height * width or not run.all():
-                    raise ValueError(
-                        f"row {row}, token {places[at]}: the image tokens stop before the "
-                        f"{height * width} of image {image}"
-                    )
-                of_image = places[at : at + height * width]
-                positions[0, row, of_image] = start
-                positions[1, row, of_image] = start + np.arange(height * width) // width
-                positions[2, row, of_image] = start + np.arange(height * width) % width
-                at, start, image = at + height * width, start + max(height, width), image + 1
+    waiting = list(grids)
+    for row, segment in enumerate(segments):
+        for number in dict.fromkeys(segment[segment != 0].tolist()):
+            (places,) = np.nonzero(segment == number)
+            tokens, shown = np.sum(ids[row, places] == config.image_token_id), []
+            while tokens > 0 and waiting:
+                shown.append(waiting.pop(0))
+                tokens -= math.prod(shown[-1]) // merge**2
+            positions[:, row, places], _ = mrope_positions(
+                ids[row, places], shown, image_token_id=config.image_token_id, merge_size=merge
+            )
+    if waiting:
+        raise ValueError(f"found no image tokens for the image grids {waiting}")
     return positions
 
 
@@ -353,7 +328,7 @@ class Model(qwen3.Model):
         """Features of a batch of images, flat over images, one row an image token.
 
         Args:
-          params: parameters in the form of `self.params`.
+          params: parameters in the form of `self.params`; only `params["visual"]` is read.
           pixel_values: `[patch, channels * frames * height * width]`, images one after another.
           image_grid_thw: `[image, 3]` patches, numpy or any array that can be read now, also
             under `jax.jit`; or a `PatchLayout`, which may be traced.
@@ -367,7 +342,7 @@ class Model(qwen3.Model):
                     f"pixel_values: found shape {found}, expected "
                     f"{(expected, self.config.vision.patch_features)} for the image grids"
                 )
-        visual = nnx.merge(self.graph, params).visual
+        visual = nnx.merge(_tower_graph(self.config.vision), params["visual"])
         return visual(jnp.asarray(pixel_values), layout, model=self)
 
     def hidden(
@@ -416,14 +391,12 @@ class Model(qwen3.Model):
         elif position_ids.ndim == 2:
             position_ids = jnp.broadcast_to(position_ids[None], (3, *position_ids.shape))
 
-        module = nnx.merge(self.graph, params)
-        x = module.language_model.embed_tokens(input_ids)
+        decoder = qwen3.merged_decoder(self.config.text, params)
+        x = decoder.embed_tokens(input_ids)
         after_layer = None
         if image_features is not None:
             x, after_layer = self._insert(x, is_image, image_features)
-        x, moved = module.language_model(
-            x, position_ids, visibility, moved, model=self, after_layer=after_layer
-        )
+        x, moved = decoder(x, position_ids, visibility, moved, model=self, after_layer=after_layer)
         return x if cache is None else (x, moved)
 
     def _insert(self, x, is_image, features: ImageFeatures):
@@ -457,9 +430,9 @@ class Model(qwen3.Model):
         if grid is None or isinstance(grid, PatchLayout) or not is_concrete(input_ids, segment_ids):
             raise ValueError(
                 "position_ids are needed with images where input_ids are traced or image_grid_thw "
-                "is not given: compute them on the host with qwen3_vl.mrope_positions"
+                "is not given: compute them on the host with packed_positions"
             )
-        return jnp.asarray(mrope_positions(input_ids, grid, segment_ids, self.config))
+        return jnp.asarray(packed_positions(input_ids, grid, segment_ids, self.config))
 
     def _check_image_tokens(self, tokens: int, pixel_values, features):
         rows = 0 if features is None else features.merged.shape[0]
