@@ -34,6 +34,7 @@ setuptools.setup(
         "safetensors>=0.6",
         "transformers>=5.0",
     ],
+    package_data={"awm_jax.evaluation": ["report.html"]},
     extras_require={
         "test": ["pytest>=8.0", "pytest-timeout>=2.3", "hypothesis>=6.120", "ruff>=0.12"],
         # Live comparison with Hugging Face; the committed goldens need none of it.

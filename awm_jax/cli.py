@@ -7,7 +7,7 @@ arguments.
 import os
 import sys
 
-from absl import app, flags
+from absl import app, logging
 from ml_collections import config_flags
 
 COMMANDS = {
@@ -29,6 +29,7 @@ def _run(argv: list[str]) -> None:
         sys.exit(found + _usage())
     if _CONFIG.value is None:
         sys.exit(f"{command} needs --config=FILE, such as configs/tiny_world.py")
+    logging.set_verbosity(logging.WARNING)
     # Compiled programs are kept between runs; set before JAX is first used.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(".cache", "jax"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
@@ -45,5 +46,4 @@ def _run(argv: list[str]) -> None:
 
 def main() -> None:
     """Parses the flags and runs the command."""
-    flags.FLAGS.set_default("verbosity", -1)
     app.run(_run)

@@ -15,7 +15,6 @@ def get_config() -> ml_collections.ConfigDict:
     c = ml_collections.ConfigDict()
     c.run_dir = "runs/eval_mmlongbench"
     c.seed = 0
-    c.samples = 1
 
     c.data = ml_collections.ConfigDict()
     c.data.dataset = "mmlongbench"
@@ -23,6 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.data.dpi = 144.0
     # The tiny policy's context is short: pages of at most 96 x 128 pixels, 12 tokens.
     c.data.max_pixels = 96 * 128
+    c.data.samples = 1
 
     c.policy = base.policy
     c.reader = base.reader

@@ -16,15 +16,22 @@ def get_config() -> ml_collections.ConfigDict:
 
     c.train_data = ml_collections.ConfigDict()
     c.train_data.dataset = "tiny_world"
+    c.train_data.root = "runs/worlds/train"
     c.train_data.split = "train"
     c.train_data.seed = 0
     c.train_data.documents = 96
+    c.train_data.dpi = 72.0
+    c.train_data.max_pixels = 96 * 128
 
     c.eval_data = ml_collections.ConfigDict()
     c.eval_data.dataset = "tiny_world"
+    c.eval_data.root = "runs/worlds/test"
     c.eval_data.split = "test"
     c.eval_data.seed = 0
     c.eval_data.documents = 96
+    c.eval_data.dpi = 72.0
+    c.eval_data.max_pixels = 96 * 128
+    c.eval_data.samples = 1
 
     c.policy = ml_collections.ConfigDict()
     c.policy.checkpoint = "experiments/tiny_world/policy"
@@ -33,6 +40,10 @@ def get_config() -> ml_collections.ConfigDict:
     c.reader = ml_collections.ConfigDict()
     c.reader.checkpoint = "experiments/tiny_world/reader"
     c.reader.dtype = "float32"
+    c.reader.sampler = ml_collections.ConfigDict()
+    c.reader.sampler.max_new_tokens = 12
+    c.reader.sampler.prompt_buckets = (64, 160, 640)
+    c.reader.sampler.batch_buckets = (16, 128)
 
     c.rollout = ml_collections.ConfigDict()
     c.rollout.max_steps = 15
@@ -79,5 +90,6 @@ def get_config() -> ml_collections.ConfigDict:
     c.packing.target_rows = 128
     c.packing.target_length = 64
 
+    c.log_prob_chunk = 256
     c.checkpoints_kept = 2
     return c

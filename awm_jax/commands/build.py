@@ -2,14 +2,27 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import jax
 import ml_collections
+import numpy as np
 
-from awm_jax.datasets import longdocurl, mmlongbench, tiny_world
+from awm_jax.datasets import longdocurl as longdocurl_set
+from awm_jax.datasets import mmlongbench as mmlongbench_set
+from awm_jax.datasets import tiny_world
 from awm_jax.documents import index, pdf
-from awm_jax.types import Question, Render, Search
+from awm_jax.judging import longdocurl, mmlongbench, reader, training_scorer
+from awm_jax.models import hf
+from awm_jax.models.processor import Processor, load_processor
+from awm_jax.models.qwen3_vl import Model
+from awm_jax.policy import PageFeatures, make_generate, page_positions
+from awm_jax.training import batch
+from awm_jax.training.batch import PackShape, PolicyBatch, TrainingSequence
+from awm_jax.types import Generate, Question, Render, Search, Trajectory, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +61,10 @@ def open_library(
             )
             notes = [f"tiny world, split {data.split!r}, seed {data.seed}"]
         case "mmlongbench":
-            questions, report = mmlongbench.load(root)
+            questions, report = mmlongbench_set.load(root)
             notes = str(report).splitlines()
         case "longdocurl":
-            questions, report = longdocurl.load(root)
+            questions, report = longdocurl_set.load(root)
             notes = str(report).splitlines()
         case other:
             raise ValueError(f"dataset {other!r}: expected tiny_world, mmlongbench or longdocurl")
@@ -73,3 +86,111 @@ def open_library(
             render=pdf.make_render(documents, dpi=data.dpi, max_pixels=data.max_pixels),
             provenance=(*notes, f"index: {report}"),
         )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Policy:
+    """The policy's model, and how it is asked and trained.
+
+    Attributes:
+      params: the warm start.
+      features: what the vision tower makes of pages. The tower is frozen, so it holds for all
+        versions of the policy.
+      sampler: keyword arguments of `policy.make_generate`.
+    """
+
+    model: Model
+    params: Mapping[str, Any]
+    processor: Processor
+    features: PageFeatures
+    sampler: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        return _size(self.params)
+
+    @property
+    def banned(self) -> np.ndarray:
+        """`[vocab]` bool, True on ids that are never sampled."""
+        return self.processor.banned(self.model.config.text.vocab_size)
+
+    def generate(self, params: Mapping[str, Any], *, version: int) -> Generate:
+        """The policy with these parameters."""
+        return make_generate(
+            self.model,
+            params,
+            self.processor,
+            policy_version=version,
+            page_features=self.features,
+            **self.sampler,
+        )
+
+    def pack(
+        self, trajectories: Iterable[tuple[Sequence[TrainingSequence], float]], shape: PackShape
+    ) -> Iterator[PolicyBatch]:
+        """Micro-batches of the trajectories' sequences."""
+        config = self.model.config
+        return batch.pack(
+            trajectories,
+            shape,
+            position_ids=functools.partial(page_positions, self.processor),
+            page_features=self.features,
+            feature_shape=(
+                1 + len(config.vision.deepstack_visual_indexes),
+                config.text.hidden_size,
+            ),
+            image_token_id=self.processor.image_token_id,
+            pad_id=self.processor.pad_id,
+        )
+
+
+def load_policy(section: ml_collections.ConfigDict, sampler: ml_collections.ConfigDict) -> Policy:
+    """The policy of a checkpoint, with images."""
+    model = hf.load_model(section.checkpoint, dtype=section.dtype)
+    processor = load_processor(hf.checkpoint_directory(section.checkpoint))
+    if model.config.vision is None:
+        raise ValueError(f"{section.checkpoint}: the policy reads pages; found a text model")
+    features = PageFeatures(model, model.params, processor)
+    return Policy(model, model.params, processor, features, sampler.to_dict())
+
+
+def split_frozen(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is not trained, the vision tower, and what is."""
+    return {"visual": params["visual"]}, {k: v for k, v in params.items() if k != "visual"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reader:
+    """The frozen reader and the rule scorer: trajectories -> verdicts.
+
+    Attributes:
+      size: number of parameters.
+      judge: reads each terminal memory and scores both answers.
+      scorer: names the scorer and its mode.
+    """
+
+    size: int
+    judge: Callable[[Sequence[Trajectory]], list[Verdict]]
+    scorer: str
+
+
+def load_reader(section: ml_collections.ConfigDict, data: ml_collections.ConfigDict) -> Reader:
+    """The frozen reader of a checkpoint, with the scorer of the data set."""
+    model = hf.load_model(section.checkpoint, dtype=section.dtype)
+    processor = load_processor(hf.checkpoint_directory(section.checkpoint))
+    generate = make_generate(
+        model, model.params, processor, enable_thinking=False, **section.sampler
+    )
+    rules = longdocurl if data.dataset == "longdocurl" else mmlongbench
+    scorer = f"{rules.__name__.rpartition('.')[2]} rules, official"
+    judge = functools.partial(
+        training_scorer.judge,
+        read=functools.partial(reader.read_memories, generate, seed=(0,)),
+        score=functools.partial(training_scorer.rule_scores, score=rules.score),
+        scorer=scorer,
+    )
+    return Reader(_size(model.params), judge, scorer)
+
+
+def _size(params: Mapping[str, Any]) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -22,7 +22,7 @@ STEP_COLUMNS = (
     ("00", "cells/00", "{:.2f}"),
     ("P_mmc", "p_mmc", "{:.2f}"),
     ("no spread", "frac_reward_zero_std", "{:.2f}"),
-    ("entropy", "entropy", "{:.3f}"),
+    ("entropy", "sampled_entropy", "{:.3f}"),
     ("tokens/s", "tokens_per_second", "{:,.0f}"),
     ("s", "seconds", "{:.1f}"),
 )
@@ -59,7 +59,11 @@ def steps(title: str, total: int, done: int) -> Iterator[Callable[[Mapping[str, 
         task = bar.add_task(title, total=total, completed=done)
 
         def show(metrics: Mapping[str, float]) -> None:
-            cells = (form.format(metrics[name]) for _, name, form in STEP_COLUMNS)
+            # A step whose groups all lack spread has no update to speak of.
+            cells = (
+                form.format(metrics[name]) if name in metrics else "-"
+                for _, name, form in STEP_COLUMNS
+            )
             console.print(rich.text.Text("  ".join(f"{cell:>9}" for cell in cells)))
             bar.advance(task)
 

@@ -11,10 +11,13 @@ import ml_collections
 
 from awm_jax.agent import records, rollout
 from awm_jax.commands import build, display, provenance
-from awm_jax.evaluation import cells, tables
+from awm_jax.evaluation import cells, report, tables
+from awm_jax.evaluation.run import evaluate
+from awm_jax.models.generate import program_count
 from awm_jax.rl import losses
 from awm_jax.rl.rewards import ANSWER_ONLY, CellRewards, check_order
 from awm_jax.training import batch, checkpoint, grpo, lines, state
+from awm_jax.types import Trajectory, Verdict
 
 # Evaluation's seeds start with this, so that no held-out rollout shares one with training.
 _EVALUATION = 1_000_003
@@ -37,7 +40,7 @@ def run(config: ml_collections.ConfigDict) -> None:
         build.open_library(config.eval_data, index_at=run_dir / "index" / "eval") as held_out,
     ):
         policy = build.load_policy(config.policy, config.sampler)
-        reader = build.load_reader(config.reader, config.sampler)
+        reader = build.load_reader(config.reader, config.eval_data)
         display.show_plan("AWM-GRPO", _plan(config, training, held_out, policy, reader, facts))
 
         variants = {"SFT": policy.params}
@@ -46,15 +49,20 @@ def run(config: ml_collections.ConfigDict) -> None:
             params, metrics = _train(
                 config, run_dir / name, name, cell_rewards, training, policy, reader, settings
             )
-            variants[f"+ {name}"] = params
+            variants[name] = params
             curves.append((name, metrics))
-        rows = [
-            (name, _evaluate(config, run_dir, name, params, held_out, policy, reader, settings))
+        (run_dir / "evaluation").mkdir(exist_ok=True)
+        judged = {
+            name: _evaluate(config, run_dir, name, params, held_out, policy, reader, settings)
             for name, params in variants.items()
+        }
+        rows = [
+            (name, cells.summarize(verdict for _, verdict in pairs))
+            for name, pairs in judged.items()
         ]
     caption = tables.Caption(
         dataset=held_out.provenance[0],
-        scorer=build.SCORER,
+        scorer=reader.scorer,
         step_budget=settings.max_steps,
         seed=config.seed,
         questions=len(held_out.questions),
@@ -67,14 +75,25 @@ def run(config: ml_collections.ConfigDict) -> None:
         },
     )
     paths = tables.write_tables(run_dir, "table", rows, caption)
-    tables.write_curves(run_dir / "curves.png", curves)
+    curves_path = run_dir / "curves.png"
+    tables.write_curves(curves_path, curves)
+    last = list(judged)[-1]
+    page = report.write_report(
+        run_dir / "report.html",
+        judged[last],
+        title=f"{last}, held-out documents",
+        provenance={"caption": str(caption)},
+        rows=rows,
+        curves=curves_path.read_bytes(),
+    )
+    paths += [curves_path, page]
     summary = json.loads(tables.to_json(rows, caption)) | {
         "seconds": time.monotonic() - began,
         "provenance": facts,
     }
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     display.show_table(tables.COLUMNS, [tables.cells_of_row(*row) for row in rows], str(caption))
-    display.show_files([*paths, run_dir / "curves.png", run_dir / "summary.json"])
+    display.show_files([*paths, run_dir / "summary.json"])
 
 
 def _plan(config, training, held_out, policy, reader, facts) -> list[tuple[str, str]]:
@@ -175,7 +194,8 @@ def _train(
                     "seconds/judge": judged - rolled_out,
                     "seconds/update": ended - judged,
                     "tokens_per_second": sampled / (rolled_out - began),
-                    "compiled/sampler": policy.compiled_programs(),
+                    "compiled/sampler": program_count(),
+                    **{f"compiled/{name}": n for name, n in update.compiled().items()},
                 }
                 records.append_records(
                     rollouts_path,
@@ -194,30 +214,20 @@ def _train(
 
 def _evaluate(
     config, run_dir, name, params, library, policy, reader, settings
-) -> cells.CellSummary:
-    """Rolls out every held-out question at the training temperature and counts the cells."""
-    tasks = [
-        (question, sample, (config.seed, _EVALUATION, index, sample))
-        for index, question in enumerate(library.questions)
-        for sample in range(config.eval_data.samples)
-    ]
+) -> list[tuple[Trajectory, Verdict]]:
+    """Rolls out every held-out question at the training temperature and judges."""
     with display.phase(f"evaluate {name}"):
-        trajectories = rollout.run_rollouts(
-            tasks,
-            policy.generate(params, version=config.steps),
-            search=library.search,
-            render=library.render,
-            settings=settings,
+        return evaluate(
+            library.questions,
+            roll_out=functools.partial(
+                rollout.run_rollouts,
+                generate=policy.generate(params, version=config.steps),
+                search=library.search,
+                render=library.render,
+                settings=settings,
+            ),
+            judge=reader.judge,
+            seed=(config.seed, _EVALUATION),
+            samples=config.eval_data.samples,
+            path=run_dir / "evaluation" / f"{name}-{config.steps}.jsonl",
         )
-        verdicts = reader.judge(trajectories)
-    path = run_dir / "evaluation" / f"{name.lstrip('+ ')}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    records.append_records(
-        path,
-        [
-            records.Record(trajectory, task[2], verdict)
-            for task, trajectory, verdict in zip(tasks, trajectories, verdicts, strict=True)
-        ],
-    )
-    return cells.summarize(verdicts)
