@@ -29,8 +29,10 @@ class Qwen3Test(parameterized.TestCase):
         cls.ids = cls.golden["right.input_ids"]
         cls.mask = cls.golden["right.attention_mask"]
 
+        cls.jitted = staticmethod(jax.jit(cls.model.apply))
+
     def apply(self, ids, **inputs):
-        return self.model.apply(self.model.params, jnp.asarray(ids), **inputs)
+        return self.jitted(self.model.params, jnp.asarray(ids), **inputs)
 
     def full(self):
         """Logits of each conversation alone: (ids, [time, vocab]) pairs."""
@@ -88,21 +90,18 @@ class Qwen3Test(parameterized.TestCase):
 
     def test_greedy_decoding_equals_that_of_transformers(self):
         cache = self.model.init_cache(3, 24)
-        step = jax.jit(
-            lambda p, ids, mask, cache: self.model.apply(p, ids, attention_mask=mask, cache=cache)
-        )
-        logits, cache = step(self.model.params, self.ids, self.mask, cache)
+        logits, cache = self.apply(self.ids, attention_mask=self.mask, cache=cache)
         lengths = self.mask.sum(axis=1)
         token = jnp.argmax(logits[jnp.arange(3), lengths - 1], axis=-1)
         tokens = []
         for _ in range(12):
             tokens.append(token)
-            logits, cache = step(self.model.params, token[:, None], jnp.ones((3, 1)), cache)
+            logits, cache = self.apply(token[:, None], cache=cache)
             token = jnp.argmax(logits[:, 0], axis=-1)
         np.testing.assert_array_equal(np.stack(tokens, axis=1), self.golden["greedy"])
         np.testing.assert_array_equal(cache.index, lengths + 12)
 
-    @parameterized.parameters(1, 3, 4)
+    @parameterized.parameters(1, 4)
     def test_prefill_in_chunks_equals_one_shot(self, size):
         ids, expected = self.full()[0]
         cache = self.model.init_cache(1, 12)
@@ -150,7 +149,7 @@ class Qwen3Test(parameterized.TestCase):
             return x
 
         model = hf.load_model(DATA / "tiny_qwen3", dtype="float32", constrain=constrain)
-        model.hidden(model.params, self.ids)
+        jax.eval_shape(model.hidden, model.params, self.ids)
         self.assertEqual(set(seen), {(3, self.ids.shape[1], 32)})
 
     def test_refusals(self):
@@ -160,7 +159,7 @@ class Qwen3Test(parameterized.TestCase):
             cache = self.model.init_cache(3, 24)
             self.apply(self.ids, segment_ids=jnp.ones(self.ids.shape, int), cache=cache)
         with self.assertRaisesRegex(ValueError, "the cache has 4 slots; 11 tokens"):
-            self.apply(self.ids, cache=self.model.init_cache(3, 4))
+            self.model.apply(self.model.params, self.ids, cache=self.model.init_cache(3, 4))
 
 
 class RotaryAnglesTest(absltest.TestCase):
