@@ -143,7 +143,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise _Unreadable(f"{name} is no JSON")
 
 
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _decode(text: str, start: int, stop: int) -> tuple[Any, int]:
