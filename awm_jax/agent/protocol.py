@@ -185,7 +185,7 @@ def _repair(text: str) -> tuple[str, int]:
             closers.append(_CLOSER[token])
             pieces.append(token)
         elif match["bracket"]:
-            if closers.pop() != token:
+            if not closers or closers.pop() != token:
                 raise _Unreadable("its brackets do not match")
             pieces.append(token)
             if not closers:

@@ -59,6 +59,7 @@ class ParseCallsTest(parameterized.TestCase):
         ("name_is_no_text", tagged('{"name": 3, "arguments": {}}'), '"name"'),
         ("list_of_arguments", tagged('{"name": "answer", "arguments": [1]}'), "JSON object"),
         ("text_of_arguments", tagged('{"name": "answer", "arguments": "42"}'), "JSON object"),
+        ("bracket_as_arguments", tagged('{"name": "answer", "arguments": "]"}'), "JSON object"),
         ("code", tagged('{"name": "answer", "arguments": {"answer": ().__class__}}'), "JSON"),
         ("not_a_number", tagged('{"name": "answer", "arguments": {"answer": NaN}}'), "NaN"),
         ("huge_integer", tagged('{"name": "a", "arguments": {"x": ' + "9" * 5000), "JSON"),
@@ -120,7 +121,11 @@ class ParseCallsTest(parameterized.TestCase):
         start = time.process_time()
         read = 0
         for _ in range(10_000):
-            if rng.random() < 0.5:
+            kind = rng.random()
+            if kind < 0.2:
+                arguments = "".join(rng.choices(pieces, k=rng.randrange(8)))
+                text = tagged(json.dumps({"name": "answer", "arguments": arguments}))
+            elif kind < 0.5:
                 text = "".join(rng.choices(pieces, k=rng.randrange(20)))
             else:
                 mutated = list(tagged(SEARCH) + tagged(SEARCH))
