@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/python -m awm_jax train --config=configs/tiny_world.py
 
 test: .venv/ready lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses=auto --dist=loadfile
 
 lint: .venv/ready
 	$(BIN)/ruff check .

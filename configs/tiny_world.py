@@ -42,8 +42,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.reader.dtype = "float32"
     c.reader.sampler = ml_collections.ConfigDict()
     c.reader.sampler.max_new_tokens = 12
-    c.reader.sampler.prompt_buckets = (64, 160, 640)
-    c.reader.sampler.batch_buckets = (16, 128)
+    c.reader.sampler.prompt_buckets = (64, 128, 640)
+    c.reader.sampler.batch_buckets = (128,)
 
     c.rollout = ml_collections.ConfigDict()
     c.rollout.max_steps = 15
@@ -54,8 +54,8 @@ def get_config() -> ml_collections.ConfigDict:
 
     c.sampler = ml_collections.ConfigDict()
     c.sampler.max_new_tokens = 64
-    c.sampler.prompt_buckets = (64, 160, 320)
-    c.sampler.batch_buckets = (16, 64, 128)
+    c.sampler.prompt_buckets = (64, 128, 192)
+    c.sampler.batch_buckets = (32, 128)
 
     # Answer right x memory answerable: (supported correct, missing correct, answering error,
     # unresolved error). One policy is trained for each entry, all from the same warm start.
@@ -84,11 +84,11 @@ def get_config() -> ml_collections.ConfigDict:
     c.optimizer.max_gradient_norm = 1.0
 
     c.packing = ml_collections.ConfigDict()
-    c.packing.rows = 16
-    c.packing.row_length = 384
-    c.packing.image_tokens = 2560
-    c.packing.target_rows = 128
-    c.packing.target_length = 64
+    c.packing.rows = 24
+    c.packing.row_length = 256
+    c.packing.image_tokens = 3072
+    c.packing.target_rows = 144
+    c.packing.target_length = 32
 
     c.log_prob_chunk = 256
     c.checkpoints_kept = 2

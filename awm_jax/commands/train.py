@@ -1,10 +1,11 @@
 """Trains a policy for each reward of a config and compares them on held-out documents."""
 
+import dataclasses
 import functools
 import json
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -23,6 +24,28 @@ from awm_jax.types import Trajectory, Verdict
 _EVALUATION = 1_000_003
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Job:
+    """What all parts of the job share."""
+
+    config: ml_collections.ConfigDict
+    run_dir: pathlib.Path
+    policy: build.Policy
+    reader: build.Reader
+    settings: rollout.RolloutSettings
+
+    def roll_out(
+        self, tasks: Sequence[grpo.Task], params, version: int, library: build.Library
+    ) -> list[Trajectory]:
+        return rollout.run_rollouts(
+            tasks,
+            self.policy.generate(params, version=version),
+            search=library.search,
+            render=library.render,
+            settings=self.settings,
+        )
+
+
 def run(config: ml_collections.ConfigDict) -> None:
     """The main job: plan, one GRPO run a reward from the same warm start, Table 5."""
     rewards = {name: CellRewards(*values) for name, values in config.rewards.items()}
@@ -33,77 +56,48 @@ def run(config: ml_collections.ConfigDict) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     facts = provenance.facts(config)
-    (run_dir / "config.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    settings = rollout.RolloutSettings(**config.rollout)
     with (
         build.open_library(config.train_data, index_at=run_dir / "index" / "train") as training,
         build.open_library(config.eval_data, index_at=run_dir / "index" / "eval") as held_out,
     ):
-        policy = build.load_policy(config.policy, config.sampler)
-        reader = build.load_reader(config.reader, config.eval_data)
-        display.show_plan("AWM-GRPO", _plan(config, training, held_out, policy, reader, facts))
-
-        variants = {"SFT": policy.params}
-        curves = []
+        job = _Job(
+            config,
+            run_dir,
+            build.load_policy(config.policy, config.sampler),
+            build.load_reader(config.reader, config.eval_data),
+            rollout.RolloutSettings(**config.rollout),
+        )
+        display.show_plan("AWM-GRPO", _plan(job, training, held_out, facts))
+        variants, curves = {"SFT": job.policy.params}, []
         for name, cell_rewards in rewards.items():
-            params, metrics = _train(
-                config, run_dir / name, name, cell_rewards, training, policy, reader, settings
-            )
-            variants[name] = params
+            variants[name], metrics = _train(job, name, cell_rewards, training)
             curves.append((name, metrics))
-        (run_dir / "evaluation").mkdir(exist_ok=True)
-        judged = {
-            name: _evaluate(config, run_dir, name, params, held_out, policy, reader, settings)
-            for name, params in variants.items()
-        }
-        rows = [
-            (name, cells.summarize(verdict for _, verdict in pairs))
-            for name, pairs in judged.items()
-        ]
+        judged = {name: _evaluate(job, name, variants[name], held_out) for name in variants}
     caption = tables.Caption(
         dataset=held_out.provenance[0],
-        scorer=reader.scorer,
-        step_budget=settings.max_steps,
+        scorer=job.reader.scorer,
+        step_budget=job.settings.max_steps,
         seed=config.seed,
         questions=len(held_out.questions),
         details={
             "updates": str(config.steps),
-            "temperature": str(settings.temperature),
+            "temperature": str(job.settings.temperature),
             "rollouts a question": str(config.eval_data.samples),
             "reader": config.reader.checkpoint,
             "commit": facts["commit"],
         },
     )
-    paths = tables.write_tables(run_dir, "table", rows, caption)
-    curves_path = run_dir / "curves.png"
-    tables.write_curves(curves_path, curves)
-    last = list(judged)[-1]
-    page = report.write_report(
-        run_dir / "report.html",
-        judged[last],
-        title=f"{last}, held-out documents",
-        provenance={"caption": str(caption)},
-        rows=rows,
-        curves=curves_path.read_bytes(),
-    )
-    paths += [curves_path, page]
-    summary = json.loads(tables.to_json(rows, caption)) | {
-        "seconds": time.monotonic() - began,
-        "provenance": facts,
-    }
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
-    display.show_table(tables.COLUMNS, [tables.cells_of_row(*row) for row in rows], str(caption))
-    display.show_files([*paths, run_dir / "summary.json"])
+    _report(run_dir, judged, caption, curves, facts, seconds=time.monotonic() - began)
 
 
-def _plan(config, training, held_out, policy, reader, facts) -> list[tuple[str, str]]:
-    groups = config.groups
+def _plan(job, training, held_out, facts) -> list[tuple[str, str]]:
+    config, groups = job.config, job.config.groups
     return [
-        ("policy", f"{config.policy.checkpoint}, {policy.size:,} parameters"),
-        ("reader", f"{config.reader.checkpoint}, {reader.size:,} parameters, frozen"),
+        ("policy", f"{config.policy.checkpoint}, {job.policy.size:,} parameters"),
+        ("reader", f"{config.reader.checkpoint}, {job.reader.size:,} parameters, frozen"),
         ("training", "; ".join(training.provenance)),
         ("held out", "; ".join(held_out.provenance)),
-        ("rewards", ", ".join(f"{name} {value}" for name, value in config.rewards.items())),
+        *((f"reward {name}", str(values)) for name, values in config.rewards.items()),
         (
             "updates",
             f"{config.steps} of {groups.questions_per_step} questions x {groups.group_size} "
@@ -115,119 +109,141 @@ def _plan(config, training, held_out, policy, reader, facts) -> list[tuple[str, 
 
 
 def _train(
-    config, run_dir, name, cell_rewards, library, policy, reader, settings
+    job: _Job, name: str, cell_rewards: CellRewards, library: build.Library
 ) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
     """Trains from the warm start with one reward, or goes on from the newest checkpoint.
 
     Returns:
       All parameters after the last update, and the metrics of every step.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    metrics_path, rollouts_path = run_dir / "metrics.jsonl", run_dir / "trajectories.jsonl"
+    config = job.config
+    folder = job.run_dir / name
+    folder.mkdir(exist_ok=True)
+    metrics_path, rollouts_path = folder / "metrics.jsonl", folder / "trajectories.jsonl"
     optimizer = state.adamw(**config.optimizer)
-    frozen, trained = build.split_frozen(policy.params)
+    frozen, trained = build.split_frozen(job.policy.params)
     update = grpo.make_update(
-        policy.model,
+        job.policy.model,
         frozen,
         optimizer,
         functools.partial(losses.clipped_policy_loss, **config.loss),
-        banned=policy.banned,
-        temperature=settings.temperature,
+        banned=job.policy.banned,
+        temperature=job.settings.temperature,
         chunk_size=config.log_prob_chunk,
     )
-    shape = batch.PackShape(**config.packing)
-    # What a resumed run has to share with the one that it goes on from.
-    shared = {key: value for key, value in config.to_dict().items() if key != "run_dir"}
-    shared = json.loads(json.dumps(shared | {"rewards": list(cell_rewards)}))
-    shared.pop("steps")
-    with checkpoint.open_checkpoints(run_dir / "checkpoints", keep=config.checkpoints_kept) as kept:
+    with checkpoint.open_checkpoints(folder / "checkpoints", keep=config.checkpoints_kept) as kept:
         current = state.initial_state(trained, optimizer)
-        current = checkpoint.restore(kept, current, shared) or current
+        current = checkpoint.restore(kept, current, _shared(config, cell_rewards)) or current
         done = int(current.step)
+        # What was written after the checkpoint is made again.
         lines.keep(metrics_path, lambda line: line["step"] < done)
         lines.keep(rollouts_path, lambda line: line["seed"][1] < done)
         with display.steps(f"{name} {tuple(cell_rewards)}", config.steps, done) as show:
             for metrics in lines.read(metrics_path):
                 show(metrics)
             for step in range(done, config.steps):
-                began = time.monotonic()
-                questions = batch.questions_at_step(
-                    library.questions,
-                    seed=config.seed,
-                    step=step,
-                    count=config.groups.questions_per_step,
+                current, metrics, rollouts = _step(
+                    job, step, current, frozen, update, cell_rewards, library
                 )
-                tasks = grpo.tasks_at_step(
-                    questions, group_size=config.groups.group_size, seed=config.seed, step=step
-                )
-                trajectories = rollout.run_rollouts(
-                    tasks,
-                    policy.generate({**frozen, **current.params}, version=step),
-                    search=library.search,
-                    render=library.render,
-                    settings=settings,
-                )
-                rolled_out = time.monotonic()
-                verdicts = reader.judge(trajectories)
-                judged = time.monotonic()
-                outcome = grpo.outcome(
-                    trajectories,
-                    verdicts,
-                    group_size=config.groups.group_size,
-                    cells=cell_rewards,
-                    epsilon=config.groups.epsilon,
-                    ddof=config.groups.ddof,
-                    scale_by_std=config.groups.scale_by_std,
-                )
-                sequences, left_out = grpo.trained_sequences(trajectories, outcome)
-                batches = policy.pack(sequences, shape)
-                current, of_update = grpo.update_state(update, current, batches, left_out)
-                ended = time.monotonic()
-                of_rollouts = grpo.step_metrics(trajectories, verdicts, outcome)
-                sampled = of_rollouts["completions/mean_length"] * len(trajectories)
-                metrics = {
-                    "step": step,
-                    **of_rollouts,
-                    **of_update,
-                    "seconds": ended - began,
-                    "seconds/rollout": rolled_out - began,
-                    "seconds/judge": judged - rolled_out,
-                    "seconds/update": ended - judged,
-                    "tokens_per_second": sampled / (rolled_out - began),
-                    "compiled/sampler": program_count(),
-                    **{f"compiled/{name}": n for name, n in update.compiled().items()},
-                }
-                records.append_records(
-                    rollouts_path,
-                    [
-                        records.Record(trajectory, task[2], verdict)
-                        for task, trajectory, verdict in zip(
-                            tasks, trajectories, verdicts, strict=True
-                        )
-                    ],
-                )
+                records.append_records(rollouts_path, rollouts)
                 lines.append(metrics_path, [metrics])
-                checkpoint.save(kept, current, shared)
+                checkpoint.save(kept, current, _shared(config, cell_rewards))
                 show(metrics)
     return {**frozen, **current.params}, lines.read(metrics_path)
 
 
+def _step(
+    job: _Job, step, current: state.TrainState, frozen, update, cell_rewards, library
+) -> tuple[state.TrainState, dict[str, Any], list[records.Record]]:
+    """Rolls out, judges and updates once."""
+    groups, seed = job.config.groups, job.config.seed
+    times = [time.monotonic()]
+    questions = batch.questions_at_step(
+        library.questions, seed=seed, step=step, count=groups.questions_per_step
+    )
+    tasks = grpo.tasks_at_step(questions, group_size=groups.group_size, seed=seed, step=step)
+    trajectories = job.roll_out(tasks, {**frozen, **current.params}, step, library)
+    times.append(time.monotonic())
+    verdicts = job.reader.judge(trajectories)
+    times.append(time.monotonic())
+    outcome = grpo.outcome(
+        trajectories,
+        verdicts,
+        group_size=groups.group_size,
+        cells=cell_rewards,
+        epsilon=groups.epsilon,
+        ddof=groups.ddof,
+        scale_by_std=groups.scale_by_std,
+    )
+    sequences, left_out = grpo.trained_sequences(trajectories, outcome)
+    batches = job.policy.pack(sequences, batch.PackShape(**job.config.packing))
+    current, of_update = grpo.update_state(update, current, batches, left_out)
+    times.append(time.monotonic())
+    of_rollouts = grpo.step_metrics(trajectories, verdicts, outcome)
+    sampled = of_rollouts["completions/mean_length"] * len(trajectories)
+    metrics = {
+        "step": step,
+        **of_rollouts,
+        **of_update,
+        "seconds": times[3] - times[0],
+        "seconds/rollout": times[1] - times[0],
+        "seconds/judge": times[2] - times[1],
+        "seconds/update": times[3] - times[2],
+        "tokens_per_second": sampled / (times[1] - times[0]),
+        "compiled/sampler": program_count(),
+        **{f"compiled/{half}": count for half, count in update.compiled().items()},
+    }
+    rollouts = [
+        records.Record(trajectory, task[2], verdict)
+        for task, trajectory, verdict in zip(tasks, trajectories, verdicts, strict=True)
+    ]
+    return current, metrics, rollouts
+
+
+def _shared(config: ml_collections.ConfigDict, cell_rewards: CellRewards) -> dict[str, Any]:
+    """The settings that a resumed run must have in common with the one that it goes on from."""
+    settings = {**config.to_dict(), "rewards": cell_rewards}
+    for free in ("run_dir", "steps", "eval_data", "checkpoints_kept"):
+        del settings[free]
+    # As it comes back from the checkpoint, lists for tuples.
+    return json.loads(json.dumps(settings))
+
+
 def _evaluate(
-    config, run_dir, name, params, library, policy, reader, settings
+    job: _Job, name: str, params, library: build.Library
 ) -> list[tuple[Trajectory, Verdict]]:
     """Rolls out every held-out question at the training temperature and judges."""
+    steps = 0 if params is job.policy.params else job.config.steps
     with display.phase(f"evaluate {name}"):
         return evaluate(
             library.questions,
-            roll_out=functools.partial(
-                rollout.run_rollouts,
-                generate=policy.generate(params, version=config.steps),
-                search=library.search,
-                render=library.render,
-                settings=settings,
-            ),
-            judge=reader.judge,
-            seed=(config.seed, _EVALUATION),
-            samples=config.eval_data.samples,
-            path=run_dir / "evaluation" / f"{name}-{config.steps}.jsonl",
+            roll_out=lambda tasks: job.roll_out(tasks, params, steps, library),
+            judge=job.reader.judge,
+            seed=(job.config.seed, _EVALUATION),
+            samples=job.config.eval_data.samples,
+            path=job.run_dir / f"evaluation-{name}-{steps}.jsonl",
         )
+
+
+def _report(run_dir, judged, caption, curves, facts, *, seconds: float) -> None:
+    """Writes and shows Table 5, the curves, the page and the summary."""
+    rows = [
+        (name, cells.summarize(verdict for _, verdict in pairs)) for name, pairs in judged.items()
+    ]
+    paths = tables.write_tables(run_dir, "table", rows, caption)
+    curves_path = run_dir / "curves.png"
+    tables.write_curves(curves_path, curves)
+    last = list(judged)[-1]
+    page = report.write_report(
+        run_dir / "report.html",
+        judged[last],
+        title=f"{last}, held-out documents",
+        provenance={"data": caption.dataset, "scorer": caption.scorer, **caption.details},
+        rows=rows,
+        curves=curves_path.read_bytes(),
+    )
+    summary = json.loads(tables.to_json(rows, caption)) | {"seconds": seconds, "provenance": facts}
+    summary_path = run_dir / "summary.json"
+    summary_path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    display.show_table(tables.COLUMNS, [tables.cells_of_row(*row) for row in rows], str(caption))
+    display.show_files([*paths, curves_path, page, summary_path])

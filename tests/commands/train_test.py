@@ -1,0 +1,100 @@
+"""The main job at toy size, whole: from PDF files to the table, and killed and resumed."""
+
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest
+
+from awm_jax.commands import train
+from awm_jax.training import checkpoint, lines
+from configs import tiny_world
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def toy_config(run_dir: pathlib.Path, steps: int):
+    config = tiny_world.get_config()
+    config.run_dir, config.steps = str(run_dir), steps
+    for data, name in ((config.train_data, "train"), (config.eval_data, "dev")):
+        data.split, data.documents = name, 3
+        data.root = str(run_dir.parent / "worlds" / name)
+    config.policy.checkpoint = str(ROOT / config.policy.checkpoint)
+    config.reader.checkpoint = str(ROOT / config.reader.checkpoint)
+    config.groups.questions_per_step, config.groups.group_size = 2, 4
+    del config.rewards.answer_grpo
+    config.lock()
+    return config
+
+
+class Killed(Exception):
+    pass
+
+
+class TrainTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        train.run(toy_config(cls.folder / "whole", steps=3))
+
+    def test_everything_that_the_user_is_promised_is_there(self):
+        run_dir = self.folder / "whole"
+        summary = json.loads((run_dir / "summary.json").read_text())
+        self.assertEqual([row["variant"] for row in summary["rows"]], ["SFT", "awm_grpo"])
+        self.assertEqual(summary["caption"]["questions"], 12)
+        metrics = lines.read(run_dir / "awm_grpo" / "metrics.jsonl")
+        self.assertEqual([line["step"] for line in metrics], [0, 1, 2])
+        cells = [metrics[0][f"cells/{cell}"] for cell in ("11", "10", "01", "00")]
+        self.assertAlmostEqual(sum(cells), 1.0)
+        self.assertLen(lines.read(run_dir / "awm_grpo" / "trajectories.jsonl"), 3 * 2 * 4)
+        for name in ("table.md", "curves.png", "report.html"):
+            self.assertGreater((run_dir / name).stat().st_size, 100)
+
+    def test_a_killed_run_goes_on_to_the_same_numbers(self):
+        run_dir = self.folder / "killed"
+        saved = checkpoint.save
+
+        def save_once(kept, state, settings):
+            if int(state.step) == 2:
+                raise Killed
+            saved(kept, state, settings)
+
+        with mock.patch.object(checkpoint, "save", save_once), self.assertRaises(Killed):
+            train.run(toy_config(run_dir, steps=3))
+        train.run(toy_config(run_dir, steps=3))
+
+        def record(folder, name):
+            return lines.read(self.folder / folder / "awm_grpo" / f"{name}.jsonl")
+
+        def numbers(folder):
+            times = ("seconds", "tokens_per_second", "compiled")
+            return [
+                {k: v for k, v in line.items() if not k.startswith(times)}
+                for line in record(folder, "metrics")
+            ]
+
+        self.assertEqual(numbers("killed"), numbers("whole"))
+        self.assertEqual(record("killed", "trajectories"), record("whole", "trajectories"))
+        states = []
+        for folder in ("killed", "whole"):
+            with checkpoint.open_checkpoints(
+                self.folder / folder / "awm_grpo" / "checkpoints", keep=2
+            ) as kept:
+                states.append(kept.load_checkpointables(3, {"state": None})["state"])
+        jax.tree.map(np.testing.assert_array_equal, *states)
+
+    def test_other_settings_do_not_go_on_from_a_checkpoint(self):
+        config = toy_config(self.folder / "whole", steps=3)
+        config.loss.clip_high = 0.3
+        with self.assertRaisesRegex(ValueError, "clip_high.*0.28.*0.3"):
+            train.run(config)
+
+
+if __name__ == "__main__":
+    absltest.main()
