@@ -47,17 +47,16 @@ def _imported(source: str) -> set[str]:
 
 def violations(part: str, source: str) -> list[str]:
     """What the source of a module in `part` imports although it may not."""
-    found = []
-    for name in sorted(_imported(source)):
+    if part in EVERYTHING or part == "__init__":
+        return []
+
+    def forbidden(name: str) -> bool:
         top, *rest = name.split(".")
-        if top == "awm_jax" and rest and part not in EVERYTHING | {"__init__"}:
-            if rest[0] not in MAY_IMPORT[part] | {part}:
-                found.append(name)
-        elif top in DEVICE_LIBRARIES and part in NEVER_JAX:
-            found.append(name)
-        elif top in ONLY_COMMANDS and part not in EVERYTHING:
-            found.append(name)
-    return found
+        if top == "awm_jax":
+            return bool(rest) and rest[0] not in MAY_IMPORT[part] | {part}
+        return top in ONLY_COMMANDS or (top in DEVICE_LIBRARIES and part in NEVER_JAX)
+
+    return sorted(name for name in _imported(source) if forbidden(name))
 
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
