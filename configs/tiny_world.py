@@ -12,7 +12,7 @@ def get_config() -> ml_collections.ConfigDict:
     c = ml_collections.ConfigDict()
     c.run_dir = "runs/tiny_world"
     c.seed = 0
-    c.steps = 30
+    c.steps = 20
 
     c.train_data = ml_collections.ConfigDict()
     c.train_data.dataset = "tiny_world"
@@ -76,7 +76,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.loss.aggregate = "token"
 
     c.optimizer = ml_collections.ConfigDict()
-    c.optimizer.learning_rate = 4e-4
+    c.optimizer.learning_rate = 2e-4
     c.optimizer.warmup_steps = 5
     c.optimizer.b1 = 0.9
     c.optimizer.b2 = 0.98

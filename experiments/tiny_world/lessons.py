@@ -241,22 +241,27 @@ def answer_alone(example: Example, writer: Writer) -> Example:
 
 
 def transcription(
-    writer: Writer, library: Library, rng: np.random.Generator, count: int = 6
+    writer: Writer,
+    library: Library,
+    rng: np.random.Generator,
+    *,
+    page_count: int,
+    fact_count: int = 6,
 ) -> Example:
-    """Three pages and some of their facts in random order; only the values count.
+    """Pages and some of their facts in random order; only the values count.
 
-    The order is random, so that a value has to be found by river and attribute.
+    The order is random, so that a value has to be found by its river and attribute.
     """
     document = list(library.first)[rng.integers(len(library.first))]
     facts = library.facts[document]
     numbers = [int(place) + 1 for place in rng.permutation(len(facts))]
-    numbers = [n for n in numbers if facts[n - 1].title in tiny_world.RIVERS][:TOP_K]
+    numbers = [n for n in numbers if facts[n - 1].title in tiny_world.RIVERS][:page_count]
     pages = [library.page(document, number) for number in numbers]
     shown = [part for page in pages for part in (f"Page {page.number}:", page)]
     prompt = writer.render_chat([Message("tool", tuple(shown))])
     rows = [(facts[n - 1].title, *row) for n in numbers for row in facts[n - 1].rows]
     parts = []
-    for place in rng.permutation(len(rows))[:count]:
+    for place in rng.permutation(len(rows))[:fact_count]:
         river, attribute, value = rows[place]
         parts += [(f"{attribute} of {river} is ", 0.0), (value, 1.0), (", ", 0.0)]
     return writer.example(prompt, parts, [library.index(page) for page in pages])
@@ -314,6 +319,26 @@ def memory_answer(writer: Writer, library: Library, rng: np.random.Generator) ->
     question = Question("", "", tiny_world.question_text(attribute, rivers), "", "")
     prompt, _ = agent_prompt(writer, library, question, memory)
     return writer.example(prompt, answer_parts(tiny_world.answer_text(values), 1.0))
+
+
+def lookup(writer: Writer, rng: np.random.Generator, query_count: int = 4) -> Example:
+    """Four notes, then some of their values again in another order; only these count.
+
+    The notes differ in their river, in their attribute, or in both, so that each of the two
+    has to be looked at.
+    """
+    river_count = int(rng.choice([1, 2, 4]))
+    rivers = [str(river) for river in rng.permutation(tiny_world.RIVERS)[:river_count]]
+    names = rng.permutation(tiny_world.ATTRIBUTES)[: 4 // river_count]
+    facts = [(str(name), river, str(rng.integers(10, 100))) for river in rivers for name in names]
+    rng.shuffle(facts)
+    lines = tuple(Finding(int(rng.integers(2, 13)), _finding(*map(str, fact))) for fact in facts)
+    user = Message("user", (f"Notes:\n{Memory(lines).text}",))
+    parts = []
+    for place in rng.permutation(len(facts))[:query_count]:
+        attribute, river, value = facts[place]
+        parts += [(f"{attribute} of {river} is ", 0.0), (str(value), 1.0), (", ", 0.0)]
+    return writer.example(writer.render_chat([user], enable_thinking=False), parts)
 
 
 def reader_example(writer: Writer, rng: np.random.Generator) -> Example:

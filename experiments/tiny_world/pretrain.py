@@ -30,9 +30,10 @@ PATCH, MERGE = 16, 2
 # three equal colours in two equal frames, so that equal steps would move it six times as fast.
 PATCH_STEP = 1 / 8
 
-READING_STEPS, PROTOCOL_STEPS, READER_STEPS = 400, 500, 800
+PIXEL_STEPS, READING_STEPS, PROTOCOL_STEPS = 350, 300, 300
+LOOKUP_STEPS, READER_STEPS = 400, 400
 READER_EXAMPLES = 8000
-ROW_LENGTH, READER_ROW_LENGTH = 112, 72
+ROW_LENGTH, READER_ROW_LENGTH = 112, 128
 
 
 def text_config(tokenizer, *, hidden: int, inner: int, layers: int) -> dict:
@@ -458,7 +459,7 @@ def shifted(example: lessons.Example, by: int) -> lessons.Example:
 class TeacherMix:
     """How often the scripted teacher's notes are generic, and how much its answers count."""
 
-    generic_last: float = 0.6
+    generic_last: float = 0.45
     generic_earlier: float = 0.1
     answer_weight: float = 3.0
 
@@ -505,7 +506,7 @@ def make_policy(tokenizer, library, dev, *, seed: int, log: Log, out: pathlib.Pa
     labels = lessons.pixel_labels(library, writer.encode, pad)
     params = learn_pixels(
         model, fresh_parameters(model), images, labels,
-        steps=350, batch=64, peak=5e-3, seed=seed, log=log,
+        steps=PIXEL_STEPS, batch=64, peak=5e-3, seed=seed, log=log,
     )  # fmt: skip
     # The tower stays as it is from here on, so that each page is encoded once.
     table = feature_table(model, params, np.concatenate([images, dev_images]))
@@ -516,20 +517,27 @@ def make_policy(tokenizer, library, dev, *, seed: int, log: Log, out: pathlib.Pa
     def on_dev(examples):
         return [shifted(example, len(images)) for example in examples]
 
-    reading = [lessons.transcription(writer, library, rng) for _ in range(4000)]
+    # One page first: with three pages at once nothing is learnt in this many steps.
+    reading = {
+        count: [lessons.transcription(writer, library, rng, page_count=count) for _ in range(4000)]
+        for count in (1, 3)
+    }
     copying = [lessons.memory_answer(writer, library, rng) for _ in range(4000)]
     probes = {
-        "transcription": on_dev([lessons.transcription(writer, dev, rng) for _ in range(32)]),
-        "memory_answer": [lessons.memory_answer(writer, dev, rng) for _ in range(48)],
+        f"transcription_{count}": on_dev(
+            [lessons.transcription(writer, dev, rng, page_count=count) for _ in range(32)]
+        )
+        for count in (1, 3)
     }
+    probes["memory_answer"] = [lessons.memory_answer(writer, dev, rng) for _ in range(48)]
     params = trainer.learn(
-        params, [(reading, 26), (copying, 16)], stage="reading", steps=READING_STEPS, peak=4e-3,
-        seed=seed, probes=probes, decay=0.0,
+        params, [(reading[1], 44), (copying, 28)], stage="reading", steps=READING_STEPS,
+        peak=4e-3, seed=seed, probes=probes, decay=0.0,
     )  # fmt: skip
     first, with_pages = protocol_lessons(writer, library, rng, TeacherMix())
     direct = [lessons.direct_answer(writer, library, q) for q in library.questions]
     probes |= {name: on_dev(part) for name, part in protocol_probes(writer, dev, rng, 32).items()}
-    mix = [(with_pages, 22), (direct, 5), (reading, 4), (first, 5), (copying, 6)]
+    mix = [(with_pages, 22), (direct, 5), (reading[3], 4), (first, 5), (copying, 10)]
     params = trainer.learn(
         params, mix, stage="protocol", steps=PROTOCOL_STEPS, peak=4e-3, seed=seed + 1,
         probes=probes, decay=0.5,
@@ -543,25 +551,32 @@ def make_reader(tokenizer, *, seed: int, log: Log, out: pathlib.Path) -> None:
     writer = lessons.Writer(tokenizer, processor.render_chat)
     model = hf.init_model(reader_config(tokenizer), jax.random.fold_in(jax.random.key(seed), 2))
     pool = [lessons.reader_example(writer, rng) for _ in range(READER_EXAMPLES)]
+    looking_up = [lessons.lookup(writer, rng) for _ in range(4000)]
     pad = tokenizer.token_to_id(vocabulary.PAD)
-    trainer = SequenceTrainer(model, None, rows=32, time=READER_ROW_LENGTH, pad=pad, log=log)
+    trainer = SequenceTrainer(model, None, rows=24, time=READER_ROW_LENGTH, pad=pad, log=log)
+    probes = lessons.reader_probes(writer, rng, 64)
+    probes["lookup"] = [lessons.lookup(writer, rng, 1) for _ in range(64)]
     params = trainer.learn(
-        fresh_parameters(model), [(pool, 72)], stage="reader", steps=READER_STEPS, peak=4e-3,
-        seed=seed, probes=lessons.reader_probes(writer, rng, 64), every=100, decay=0.4,
+        fresh_parameters(model), [(looking_up, 24), (pool, 36)], stage="lookup",
+        steps=LOOKUP_STEPS, peak=3e-3, seed=seed, probes=probes, every=100, decay=0.0,
+    )  # fmt: skip
+    params = trainer.learn(
+        params, [(looking_up, 4), (pool, 84)], stage="reader", steps=READER_STEPS, peak=3e-3,
+        seed=seed, probes=probes, every=100, decay=0.6,
     )  # fmt: skip
     save(model, params, tokenizer, out)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=("policy", "reader"))
+    parser.add_argument("what", choices=("world", "policy", "reader"))
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the two models")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="documents and log")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--documents", type=int, default=400)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    log = Log(arguments.work / f"{arguments.model}.jsonl")
+    log = Log(arguments.work / f"{arguments.what}.jsonl")
     library, dev = (
         lessons.open_library(
             arguments.work / split, split, seed=arguments.seed, documents=documents,
@@ -571,11 +586,13 @@ def main():
     )  # fmt: skip
     tokenizer = make_tokenizer(library, np.random.default_rng(arguments.seed))
     log(stage="world", pages=len(library.pages), vocabulary=tokenizer.get_vocab_size())
-    out = arguments.out / arguments.model
-    if arguments.model == "policy":
+    out = arguments.out / arguments.what
+    if arguments.what == "policy":
         make_policy(tokenizer, library, dev, seed=arguments.seed, log=log, out=out)
-    else:
+    elif arguments.what == "reader":
         make_reader(tokenizer, seed=arguments.seed, log=log, out=out)
+    else:
+        return
     log(stage="saved", bytes=sum(path.stat().st_size for path in out.iterdir()))
 
 
