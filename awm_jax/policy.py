@@ -1,6 +1,5 @@
 """The one adapter between host and device: prompts -> tokens and images -> sampler -> samples."""
 
-import collections
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from awm_jax.models import generate as sampler
 from awm_jax.models import processor as processors
-from awm_jax.models.encode import encode_images
+from awm_jax.models.encode import PageFeatures
 from awm_jax.models.processor import Processor
 from awm_jax.models.qwen3 import Model
 from awm_jax.models.qwen3_vl import ImageFeatures
@@ -34,49 +33,17 @@ def page_positions(
     return processor.positions(input_ids, [page_grid(processor, page) for page in pages])[0]
 
 
-class PageFeatures:
-    """What the vision tower makes of pages; those used last are remembered by their digest.
-
-    Holds for the vision parameters that it was made with: for one policy version where the
-    tower is trained, for the whole run where it is frozen.
-    """
-
-    def __init__(
-        self, model: Model, params: dict, processor: Processor, *, capacity_bytes: int = 4 * 2**30
-    ):
-        """Remembers features of up to `capacity_bytes`, on the host."""
-        self._model, self._visual, self._processor = model, params["visual"], processor
-        self._capacity = capacity_bytes
-        self._known: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
-        self._bytes = 0
-
-    def __call__(self, page: Page) -> np.ndarray:
-        """`[token, 1 + taps, hidden]` of one page: merged features, then DeepStack's taps."""
-        return self.encode([page])[0]
-
-    def encode(self, pages: Sequence[Page]) -> list[np.ndarray]:
-        """The features of each page, in order. New pages are encoded together, each once."""
-        found = {page.digest: self._known.pop(page.digest, None) for page in pages}
-        self._bytes -= sum(features.nbytes for features in found.values() if features is not None)
-        new = {page.digest: page.image for page in pages if found[page.digest] is None}
-        features = encode_images(
-            self._model, self._visual, list(new.values()), self._processor.image
-        )
-        found |= zip(new, features, strict=True)
-        # Those of this call go last, so that they are the last to be forgotten.
-        self._known |= found
-        self._bytes += sum(features.nbytes for features in found.values())
-        while self._bytes > self._capacity:
-            self._bytes -= self._known.popitem(last=False)[1].nbytes
-        return [found[page.digest] for page in pages]
-
-
 class _Conversation(NamedTuple):
     """A prompt on its way to the device: `[time]` ids and the pages they show."""
 
     index: int
     ids: np.ndarray
     pages: tuple[Page, ...]
+
+    @property
+    def content(self):
+        """Equal for prompts that the model cannot tell apart; shorter ones come first."""
+        return len(self.ids), self.ids.tobytes(), [page.digest for page in self.pages]
 
 
 def make_generate(
@@ -121,12 +88,14 @@ def make_generate(
         conversations = _conversations(prompts, processor, enable_thinking)
         sampled = {}
         for rows, time, size in _batches(conversations, prompt_buckets, batch_buckets):
+            shown, places = _shared(rows, size, batch_buckets)
             seeds = [prompts[row.index].seed for row in rows] + [()] * (size - len(rows))
             samples = sampler.sample(
                 model,
                 params,
-                *_arrays(rows, time, size, processor, page_features),
+                *_arrays(shown, time, processor, page_features),
                 sampler.row_keys(seeds),
+                rows=places,
                 max_new_tokens=max_new_tokens,
                 stop_ids=processor.stop_ids,
                 banned=banned,
@@ -190,31 +159,51 @@ def _batches(
     conversations, prompt_buckets, batch_buckets
 ) -> Iterator[tuple[list[_Conversation], int, int]]:
     """Rows that are sampled together, their padded length and the padded number of rows."""
-    waiting = sorted(conversations, key=lambda row: len(row.ids))
+    waiting = sorted(conversations, key=lambda row: row.content)
     for time in sorted(prompt_buckets):
         rows = [row for row in waiting if len(row.ids) <= time]
         waiting = waiting[len(rows) :]
         while rows:
-            larger = [size for size in batch_buckets if size >= len(rows)]
-            size = min(larger, default=max(batch_buckets))
+            size = _bucket(min(len(rows), max(batch_buckets)), batch_buckets)
             yield rows[:size], time, size
             rows = rows[size:]
 
 
-def _arrays(rows, time, size, processor, page_features):
+def _bucket(count, buckets) -> int:
+    return min(size for size in buckets if size >= count)
+
+
+def _shared(rows, size, batch_buckets) -> tuple[list[_Conversation | None], np.ndarray | None]:
+    """The prompts to be read, padded with None, and which of them each row continues.
+
+    The rollouts of a group begin with one prompt. It is read once where that makes for a smaller
+    batch; otherwise each row has its own and there is nothing to look up.
+    """
+    starts = [i for i, row in enumerate(rows) if i == 0 or row.content != rows[i - 1].content]
+    count = _bucket(len(starts), batch_buckets)
+    if count == size:
+        return rows + [None] * (size - len(rows)), None
+    places = np.full(size, -1, np.int32)
+    places[: len(rows)] = np.repeat(np.arange(len(starts)), np.diff([*starts, len(rows)]))
+    return [rows[i] for i in starts] + [None] * (count - len(starts)), places
+
+
+def _arrays(rows, time, processor, page_features):
     """Ids, lengths, positions and image features of a batch, as `sampler.sample` takes them."""
-    prompts = np.full((size, time), processor.pad_id, np.int32)
-    lengths, positions = np.zeros(size, np.int32), np.zeros((3, size, time), np.int32)
+    prompts = np.full((len(rows), time), processor.pad_id, np.int32)
+    lengths, positions = np.zeros(len(rows), np.int32), np.zeros((3, *prompts.shape), np.int32)
+    pages = []
     for place, row in enumerate(rows):
-        count = lengths[place] = len(row.ids)
-        prompts[place, :count] = row.ids
-        positions[:, place, :count] = page_positions(processor, row.ids, row.pages)
-    pages = [page for row in rows for page in row.pages]
+        if row is not None:
+            count = lengths[place] = len(row.ids)
+            prompts[place, :count] = row.ids
+            positions[:, place, :count] = page_positions(processor, row.ids, row.pages)
+            pages += row.pages
     if not pages:
         return prompts, lengths, positions, None
     features = page_features.encode(pages)
     tokens = sum(map(len, features))
-    room = size * time // 2 if tokens <= size * time // 2 else size * time
+    room = prompts.size // 2 if tokens <= prompts.size // 2 else prompts.size
     table = np.zeros((room, *features[0].shape[1:]), features[0].dtype)
     np.concatenate(features, out=table[:tokens])
     return prompts, lengths, positions, ImageFeatures(table[:, 0], np.moveaxis(table[:, 1:], 1, 0))

@@ -1,20 +1,59 @@
-"""Images -> what the decoder needs of them, in batches of few static shapes."""
+"""Images -> what the decoder needs of them, in batches of few static shapes, each once."""
 
 import collections
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import PIL.Image
 
-from awm_jax.models.processor import ImageSettings, image_grid, process_image
+from awm_jax.models.processor import ImageSettings, Processor, image_grid, process_image
 from awm_jax.models.qwen3_vl import Model, PatchLayout, patch_layout
 
 # Images of one call of the vision tower, and how many patches they may have together.
 _FRAMES = (64, 16, 4, 1)
 _PATCHES_AT_ONCE = 16384
+
+
+class PageFeatures:
+    """What the vision tower makes of pages; those used last are remembered by their digest.
+
+    A page has an `image` as `process_image` takes it, and a `digest` that tells images apart.
+    What is remembered holds for the vision parameters that this was made with: for one policy
+    version where the tower is trained, for the whole run where it is frozen.
+    """
+
+    def __init__(
+        self, model: Model, params: dict, processor: Processor, *, capacity_bytes: int = 4 * 2**30
+    ):
+        """Remembers features of up to `capacity_bytes`, on the host."""
+        self._model, self._visual, self._processor = model, params["visual"], processor
+        self._capacity = capacity_bytes
+        self._known: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
+        self._bytes = 0
+
+    def __call__(self, page: Any) -> np.ndarray:
+        """`[token, 1 + taps, hidden]` of one page: merged features, then DeepStack's taps."""
+        return self.encode([page])[0]
+
+    def encode(self, pages: Sequence[Any]) -> list[np.ndarray]:
+        """The features of each page, in order. New pages are encoded together, each once."""
+        found = {page.digest: self._known.pop(page.digest, None) for page in pages}
+        self._bytes -= sum(features.nbytes for features in found.values() if features is not None)
+        new = {page.digest: page.image for page in pages if found[page.digest] is None}
+        features = encode_images(
+            self._model, self._visual, list(new.values()), self._processor.image
+        )
+        found |= zip(new, features, strict=True)
+        # Those of this call go last, so that they are the last to be forgotten.
+        self._known |= found
+        self._bytes += sum(features.nbytes for features in found.values())
+        while self._bytes > self._capacity:
+            self._bytes -= self._known.popitem(last=False)[1].nbytes
+        return [found[page.digest] for page in pages]
 
 
 def encode_images(
@@ -83,8 +122,5 @@ def _encode_batch(model, visual, images, settings, patches) -> list[np.ndarray]:
 
 @functools.partial(jax.jit, static_argnames="model")
 def _features(visual, pixels, layout: PatchLayout, *, model: Model) -> jax.Array:
-    # The other parameters are not read, so nothing becomes of their zeros.
-    others = {name: part for name, part in model.params.items() if name != "visual"}
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), others)
-    features = model.image_features({**zeros, "visual": visual}, pixels, layout)
+    features = model.image_features({"visual": visual}, pixels, layout)
     return jnp.stack([features.merged, *features.deepstack], axis=1)

@@ -45,24 +45,27 @@ def sample(
     image_features: ImageFeatures | None,
     keys: jax.Array,
     *,
+    rows: jax.Array | None = None,
     max_new_tokens: int,
-    stop_ids: tuple[int, ...],
+    stop_ids: Sequence[int],
     banned: jax.Array,
     temperature: float,
     top_p: float = 1.0,
     top_k: int = 0,
 ) -> Samples:
-    """Continues each prompt until a stop id or `max_new_tokens`.
+    """Continues prompts until a stop id or `max_new_tokens`.
 
     Args:
       model: of the parameters; each model has programs of its own.
       params: as `model.params`.
-      prompts: `[batch, time]` int32, right-padded.
-      lengths: `[batch]` int32, real tokens of each prompt; a row of length 0 samples nothing.
-      position_ids: `[3, batch, time]` int32; a text model reads the first axis.
-      image_features: row i belongs to the i-th image token of the flat batch; rows may follow
+      prompts: `[prompt, time]` int32, right-padded.
+      lengths: `[prompt]` int32, real tokens of each; one of length 0 is not continued.
+      position_ids: `[3, prompt, time]` int32; a text model reads the first axis.
+      image_features: row i belongs to the i-th image token of the flat prompts; rows may follow
         that belong to none. None where no prompt has an image.
       keys: `[batch]` keys, see `row_keys`.
+      rows: `[batch]` int32, the prompt that each row continues, -1 for none, so that a prompt
+        that is shared is read once; None where each prompt is continued once.
       max_new_tokens: the cache has this many slots more than the prompts.
       stop_ids: what ends a row.
       banned: `[vocab]` bool, True for ids of probability 0.
@@ -70,12 +73,13 @@ def sample(
       top_p: chooses among the likeliest tokens that together have this probability.
       top_k: chooses among so many likeliest tokens; 0 for all.
     """
-    batch, time = prompts.shape
+    count, time = prompts.shape
+    batch = count if rows is None else len(rows)
     found = (lengths.shape, position_ids.shape, keys.shape)
-    if found != ((batch,), (3, batch, time), (batch,)):
+    if found != ((count,), (3, count, time), (batch,)):
         raise ValueError(
             f"lengths, position_ids and keys have the shapes {found}, expected "
-            f"{((batch,), (3, batch, time), (batch,))} for prompts of {prompts.shape}"
+            f"{((count,), (3, count, time), (batch,))} for prompts of {prompts.shape}"
         )
     if not (temperature >= 0 and 0 < top_p <= 1 and top_k >= 0 and max_new_tokens >= 1):
         raise ValueError(
@@ -83,7 +87,7 @@ def sample(
             f"{max_new_tokens}; expected temperature >= 0, 0 < top_p <= 1, top_k >= 0 and "
             "max_new_tokens >= 1"
         )
-    hidden, positions, cache = _prefill(
+    prefilled = _prefill(
         params,
         prompts,
         lengths,
@@ -93,16 +97,14 @@ def sample(
         slots=time + max_new_tokens,
     )
     samples, _ = _decode(
-        cache,
+        prefilled if rows is None else _of_rows(prefilled, rows),
         params,
-        hidden,
-        positions,
         keys,
         banned,
-        jnp.float32(temperature),
+        np.array(stop_ids, np.int32),
+        np.float32(temperature),
         model=model,
         max_new_tokens=max_new_tokens,
-        stop_ids=tuple(stop_ids),
         top_p=top_p,
         top_k=top_k,
     )
@@ -138,9 +140,16 @@ def _fold(numbers, depths):
     return keys
 
 
+class _Prefilled(NamedTuple):
+    """The last hidden state and the next position of each prompt, and the filled cache."""
+
+    hidden: jax.Array
+    positions: jax.Array
+    cache: KVCache
+
+
 @functools.partial(jax.jit, static_argnames=("model", "slots"))
-def _prefill(params, prompts, lengths, position_ids, image_features, *, model, slots):
-    """The last hidden state and the next position of each row, and the filled cache."""
+def _prefill(params, prompts, lengths, position_ids, image_features, *, model, slots) -> _Prefilled:
     batch, time = prompts.shape
     real = jnp.arange(time)[None] < lengths[:, None]
     dtype = params["language_model"]["norm"]["scale"].dtype
@@ -154,7 +163,17 @@ def _prefill(params, prompts, lengths, position_ids, image_features, *, model, s
     )
     # Positions never fall along a row: what follows stands behind the farthest of them.
     farthest = jnp.max(jnp.where(real[None], position_ids, -1), axis=(0, 2))
-    return hidden[jnp.arange(batch), jnp.maximum(lengths - 1, 0)], farthest + 1, cache
+    last = hidden[jnp.arange(batch), jnp.maximum(lengths - 1, 0)]
+    return _Prefilled(last, farthest + 1, cache)
+
+
+@jax.jit
+def _of_rows(prefilled: _Prefilled, rows) -> _Prefilled:
+    """A copy for each row of what belongs to its prompt."""
+    hidden, positions, (key, value, mask, index) = prefilled
+    index = jnp.where(rows >= 0, index[rows], 0)
+    cache = KVCache(key[:, rows], value[:, rows], mask[rows], index)
+    return _Prefilled(hidden[rows], positions[rows], cache)
 
 
 class _State(NamedTuple):
@@ -166,28 +185,25 @@ class _State(NamedTuple):
 
 @functools.partial(
     jax.jit,
-    static_argnames=("model", "max_new_tokens", "stop_ids", "top_p", "top_k"),
+    static_argnames=("model", "max_new_tokens", "top_p", "top_k"),
     # Given back unread: without an output to take its place the loop would hold the cache twice.
-    donate_argnames=("cache",),
+    donate_argnames=("prefilled",),
 )
 def _decode(
-    cache,
+    prefilled,
     params,
-    hidden,
-    positions,
     keys,
     banned,
+    stop_ids,
     temperature,
     *,
     model,
     max_new_tokens,
-    stop_ids,
     top_p,
     top_k,
-) -> tuple[Samples, KVCache]:
-    batch = hidden.shape[0]
+) -> tuple[Samples, _Prefilled]:
+    batch = len(keys)
     head = model.output_embedding(params)
-    stops = jnp.array(stop_ids, jnp.int32)
 
     def choose(hidden, state: _State) -> _State:
         """Samples token `step` of the active rows."""
@@ -200,7 +216,7 @@ def _decode(
         noise = jnp.where(temperature > 0, noise, 0.0)
         tokens = jnp.argmax(_among_likeliest(logits, top_p, top_k) + noise, axis=-1)
         log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)
-        ended = state.active & jnp.any(tokens[:, None] == stops[None], axis=-1)
+        ended = state.active & jnp.any(tokens[:, None] == stop_ids[None], axis=-1)
         written = state.samples
         samples = Samples(
             written.token_ids.at[:, state.step].set(tokens.astype(jnp.int32)),
@@ -212,7 +228,7 @@ def _decode(
 
     def advance(state: _State) -> _State:
         tokens = jax.lax.dynamic_slice_in_dim(state.samples.token_ids, state.step - 1, 1, axis=1)
-        at = jnp.broadcast_to((positions + state.step - 1)[None, :, None], (3, batch, 1))
+        at = jnp.broadcast_to((prefilled.positions + state.step - 1)[None, :, None], (3, batch, 1))
         hidden, cache = model.hidden(
             params,
             tokens,
@@ -228,11 +244,12 @@ def _decode(
         jnp.zeros(batch, jnp.int32),
         jnp.zeros(batch, bool),
     )
-    state = choose(hidden, _State(jnp.int32(0), cache, cache.index > 0, empty))
+    cache = prefilled.cache
+    state = choose(prefilled.hidden, _State(jnp.int32(0), cache, cache.index > 0, empty))
     state = jax.lax.while_loop(
         lambda state: (state.step < max_new_tokens) & jnp.any(state.active), advance, state
     )
-    return state.samples, state.cache
+    return state.samples, prefilled._replace(cache=state.cache)
 
 
 def _among_likeliest(logits: jax.Array, top_p: float, top_k: int) -> jax.Array:

@@ -39,12 +39,12 @@ class SampleTest(parameterized.TestCase):
         )
         cls.vocab = cls.model.config.text.vocab_size
         cls.no_ban = np.zeros(cls.vocab, bool)
-        # Ids that stand for images, as a processor bans them.
-        cls.ban = np.isin(np.arange(cls.vocab), [192, 193, 194, 195, *range(180, 190)])
+        # Among others those that stand for images, and the one that stops.
+        cls.ban = np.isin(np.arange(cls.vocab), [0, 192, 193, 194, 195, *range(180, 190)])
 
-    def sample(self, seeds=SEEDS, rows=slice(None), padding=0, **options):
+    def sample(self, seeds=SEEDS, rows=slice(None), padding=0, continues=None, **options):
         """Samples the golden's rows; `rows` must keep all images or none."""
-        options = {"stop_ids": (), "banned": self.ban, "temperature": 1.0} | options
+        options = {"stop_ids": (0,), "banned": self.ban, "temperature": 1.0} | options
         prompts = np.pad(self.prompts[rows], ((0, 0), (0, padding)))
         shows_images = np.any(prompts == self.model.config.image_token_id)
         return jax.tree.map(
@@ -57,12 +57,14 @@ class SampleTest(parameterized.TestCase):
                 np.pad(self.positions[:, rows], ((0, 0), (0, 0), (0, padding))),
                 self.features if shows_images else None,
                 generate.row_keys(seeds),
+                rows=continues,
                 max_new_tokens=NEW,
                 **options,
             ),
         )
 
     def test_greedy_tokens_equal_those_of_transformers(self):
+        self.assertNotIn(0, self.golden["greedy"])
         found = self.sample(temperature=0.0, banned=self.no_ban)
         np.testing.assert_array_equal(found.token_ids, self.golden["greedy"])
         np.testing.assert_array_equal(found.lengths, [NEW] * 3)
@@ -118,6 +120,19 @@ class SampleTest(parameterized.TestCase):
             np.testing.assert_array_equal(crowd.token_ids[row], together.token_ids[1])
         self.assertLen({tuple(row) for row in crowd.token_ids}, 4)
 
+    def test_a_shared_prompt_is_as_one_of_its_own(self):
+        together = self.sample()
+        places = np.array([1, 0, -1, 1, 2], np.int32)
+        seeds = [SEEDS[1], SEEDS[0], (), (9,), SEEDS[2]]
+        found = self.sample(seeds=seeds, continues=places)
+        for row, expected in ((0, 1), (1, 0), (4, 2)):
+            np.testing.assert_array_equal(found.token_ids[row], together.token_ids[expected])
+            np.testing.assert_allclose(
+                found.log_probs[row], together.log_probs[expected], atol=1e-4
+            )
+        np.testing.assert_array_equal(found.lengths, [NEW, NEW, 0, NEW, NEW])
+        self.assertFalse(np.array_equal(found.token_ids[3], found.token_ids[0]))
+
     def test_a_stop_id_ends_its_row_alone(self):
         free = self.sample()
         stop = int(free.token_ids[0, 4])
@@ -136,7 +151,7 @@ class SampleTest(parameterized.TestCase):
             )
 
     def test_all_rows_done_ends_the_loop(self):
-        found = self.sample(stop_ids=tuple(range(self.vocab)))
+        found = self.sample(stop_ids=(7,), banned=np.arange(self.vocab) != 7)
         np.testing.assert_array_equal(found.lengths, [1] * 3)
         # What would come next was never sampled.
         np.testing.assert_array_equal(found.token_ids[:, 1:], 0)
@@ -191,13 +206,15 @@ class SampleTest(parameterized.TestCase):
         np.testing.assert_array_less(np.abs(found - expected), 4 * spread + 1e-9)
 
     def test_programs_are_compiled_once_a_shape(self):
-        self.sample()
+        seeds = [(row,) for row in range(7)]
         before = generate.program_count()
-        self.sample(temperature=0.0)
-        self.sample(temperature=0.3, seeds=[(1,), (2,), (3,)], banned=self.no_ban)
-        self.assertEqual(generate.program_count(), before)
-        self.sample(padding=1)
+        sample_once(np.zeros(9), seeds, banned=np.zeros(9, bool), temperature=1.0)
         self.assertEqual(generate.program_count(), before + 2)
+        sample_once(np.ones(9), seeds[::-1], banned=np.arange(9) == 3, temperature=0.3)
+        sample_once(np.ones(9), seeds, banned=np.zeros(9, bool), temperature=0.0)
+        self.assertEqual(generate.program_count(), before + 2)
+        sample_once(np.ones(9), seeds[:6], banned=np.zeros(9, bool), temperature=0.0)
+        self.assertEqual(generate.program_count(), before + 4)
 
     @parameterized.parameters(
         (dict(temperature=-1.0), "temperature -1.0"),
@@ -226,12 +243,15 @@ class FixedLogits:
         return params["logits"]
 
 
+FIXED_LOGITS = FixedLogits()
+
+
 def sample_once(logits, seeds, **options):
     """One token a row from the same logits."""
     scale = np.zeros(1, np.float32)
     count = len(seeds)
     samples = generate.sample(
-        FixedLogits(),
+        FIXED_LOGITS,
         {"language_model": {"norm": {"scale": scale}}, "logits": jnp.float32(logits)[:, None]},
         np.zeros((count, 1), np.int32),
         np.ones(count, np.int32),
@@ -239,7 +259,7 @@ def sample_once(logits, seeds, **options):
         None,
         generate.row_keys(seeds),
         max_new_tokens=1,
-        stop_ids=(),
+        stop_ids=(1,),
         **options,
     )
     return np.asarray(samples.token_ids[:, 0])
