@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -10,7 +11,10 @@ import rich.progress
 import rich.table
 import rich.text
 
-console = rich.console.Console(highlight=False, soft_wrap=True)
+# Where there is no terminal to ask, lines are as long as the step table needs.
+console = rich.console.Console(
+    highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120
+)
 
 # Column title, metric, format.
 STEP_COLUMNS = (
