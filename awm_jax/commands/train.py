@@ -22,6 +22,8 @@ from awm_jax.types import Trajectory, Verdict
 
 # Evaluation's seeds start with this, so that no held-out rollout shares one with training.
 _EVALUATION = 1_000_003
+# The paper's names of the two rewards, for tables and curves; others go by their config's.
+_PAPER_NAMES = {"answer_grpo": "+ Answer-GRPO", "awm_grpo": "+ AWM-GRPO"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ def run(config: ml_collections.ConfigDict) -> None:
         variants, curves = {"SFT": job.policy.params}, []
         for name, cell_rewards in rewards.items():
             variants[name], metrics = _train(job, name, cell_rewards, training)
-            curves.append((name, metrics))
+            curves.append((_PAPER_NAMES.get(name, name), metrics))
         judged = {name: _evaluate(job, name, variants[name], held_out) for name in variants}
     caption = tables.Caption(
         dataset=held_out.provenance[0],
@@ -228,16 +230,17 @@ def _evaluate(
 def _report(run_dir, judged, caption, curves, facts, *, seconds: float) -> None:
     """Writes and shows Table 5, the curves, the page and the summary."""
     rows = [
-        (name, cells.summarize(verdict for _, verdict in pairs)) for name, pairs in judged.items()
+        (_PAPER_NAMES.get(name, name), cells.summarize(verdict for _, verdict in pairs))
+        for name, pairs in judged.items()
     ]
     paths = tables.write_tables(run_dir, "table", rows, caption)
     curves_path = run_dir / "curves.png"
-    tables.write_curves(curves_path, curves)
+    tables.write_curves(curves_path, curves, window=5)
     last = list(judged)[-1]
     page = report.write_report(
         run_dir / "report.html",
         judged[last],
-        title=f"{last}, held-out documents",
+        title=f"{rows[-1][0]}, held-out documents",
         provenance={"data": caption.dataset, "scorer": caption.scorer, **caption.details},
         rows=rows,
         curves=curves_path.read_bytes(),

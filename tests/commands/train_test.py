@@ -46,7 +46,7 @@ class TrainTest(absltest.TestCase):
     def test_everything_that_the_user_is_promised_is_there(self):
         run_dir = self.folder / "whole"
         summary = json.loads((run_dir / "summary.json").read_text())
-        self.assertEqual([row["variant"] for row in summary["rows"]], ["SFT", "awm_grpo"])
+        self.assertEqual([row["variant"] for row in summary["rows"]], ["SFT", "+ AWM-GRPO"])
         self.assertEqual(summary["caption"]["questions"], 12)
         metrics = lines.read(run_dir / "awm_grpo" / "metrics.jsonl")
         self.assertEqual([line["step"] for line in metrics], [0, 1, 2])
