@@ -76,6 +76,8 @@ def token_log_probs(
         raise ValueError(f"a vocabulary of {vocab} rows does not divide over {devices} devices")
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1 token, found {chunk_size}")
+    if isinstance(temperature, float | int) and temperature <= 0:
+        raise ValueError(f"temperature must be above 0, found {temperature}")
     banned = jnp.zeros(vocab, bool) if banned is None else jnp.asarray(banned, bool)
     chex.assert_shape(banned, (vocab,))
     count = targets.size
