@@ -1,8 +1,9 @@
 """Checkpoints in the form of HF transformers: read, checked, written.
 
-One table says which tensor of a checkpoint is which array of ours; it is read in both
-directions. Linear kernels are `[inputs, outputs]` here and `[outputs, inputs]` there; arrays
-under `layers`, `blocks` and `deepstack_merger_list` are stacked here and numbered there.
+One table, `entries`, says which tensors of a checkpoint are which array of ours; it is read in
+both directions. Our modules have HF's names, so that it follows from them: linear kernels are
+`[inputs, outputs]` here and `[outputs, inputs]` there, layers are stacked here and numbered
+there.
 """
 
 import contextlib
@@ -27,57 +28,16 @@ from flax import nnx, traverse_util
 from awm_jax.models import qwen3, qwen3_vl
 from awm_jax.models.config import Config, parse_config
 
-# (HF name below the prefix, path below ours, whether HF has the output axis first). A star is
-# the number of a layer; what is not a kernel is the same here and there.
-DECODER = (
-    ("embed_tokens.weight", "embed_tokens/embedding", False),
-    ("layers.*.input_layernorm.weight", "layers/input_layernorm/scale", False),
-    ("layers.*.self_attn.q_proj.weight", "layers/self_attn/q_proj/kernel", True),
-    ("layers.*.self_attn.k_proj.weight", "layers/self_attn/k_proj/kernel", True),
-    ("layers.*.self_attn.v_proj.weight", "layers/self_attn/v_proj/kernel", True),
-    ("layers.*.self_attn.o_proj.weight", "layers/self_attn/o_proj/kernel", True),
-    ("layers.*.self_attn.q_norm.weight", "layers/self_attn/q_norm/scale", False),
-    ("layers.*.self_attn.k_norm.weight", "layers/self_attn/k_norm/scale", False),
-    (
-        "layers.*.post_attention_layernorm.weight",
-        "layers/post_attention_layernorm/scale",
-        False,
-    ),
-    ("layers.*.mlp.gate_proj.weight", "layers/mlp/gate_proj/kernel", True),
-    ("layers.*.mlp.up_proj.weight", "layers/mlp/up_proj/kernel", True),
-    ("layers.*.mlp.down_proj.weight", "layers/mlp/down_proj/kernel", True),
-    ("norm.weight", "norm/scale", False),
-)
-VISION = (
-    ("patch_embed.proj.weight", "patch_embed/proj/kernel", True),
-    ("patch_embed.proj.bias", "patch_embed/proj/bias", False),
-    ("pos_embed.weight", "pos_embed/embedding", False),
-    ("blocks.*.norm1.weight", "blocks/norm1/scale", False),
-    ("blocks.*.norm1.bias", "blocks/norm1/bias", False),
-    ("blocks.*.norm2.weight", "blocks/norm2/scale", False),
-    ("blocks.*.norm2.bias", "blocks/norm2/bias", False),
-    ("blocks.*.attn.qkv.weight", "blocks/attn/qkv/kernel", True),
-    ("blocks.*.attn.qkv.bias", "blocks/attn/qkv/bias", False),
-    ("blocks.*.attn.proj.weight", "blocks/attn/proj/kernel", True),
-    ("blocks.*.attn.proj.bias", "blocks/attn/proj/bias", False),
-    ("blocks.*.mlp.linear_fc1.weight", "blocks/mlp/linear_fc1/kernel", True),
-    ("blocks.*.mlp.linear_fc1.bias", "blocks/mlp/linear_fc1/bias", False),
-    ("blocks.*.mlp.linear_fc2.weight", "blocks/mlp/linear_fc2/kernel", True),
-    ("blocks.*.mlp.linear_fc2.bias", "blocks/mlp/linear_fc2/bias", False),
-    *(
-        (f"{hf}{norm_or_linear}.{leaf}", f"{ours}{norm_or_linear}/{name}", name == "kernel")
-        for hf, ours in (
-            ("merger.", "merger/"),
-            ("deepstack_merger_list.*.", "deepstack_merger_list/"),
-        )
-        for norm_or_linear, weight in (
-            ("norm", "scale"),
-            ("linear_fc1", "kernel"),
-            ("linear_fc2", "kernel"),
-        )
-        for leaf, name in (("weight", weight), ("bias", "bias"))
-    ),
-)
+# Our leaf -> HF's, and whether HF has our last axis, the outputs, first.
+_LEAVES = {
+    "kernel": ("weight", True),
+    "scale": ("weight", False),
+    "embedding": ("weight", False),
+    "bias": ("bias", False),
+}
+# Arrays under these have a leading layer axis here and are numbered there.
+_STACKED = {"layers", "blocks", "deepstack_merger_list"}
+_EMBEDDING = ("embed_tokens", "embedding")
 
 
 class Entry(NamedTuple):
@@ -113,21 +73,22 @@ def _variables(config: Config) -> dict[tuple[str, ...], nnx.Param]:
 
 def entries(config: Config) -> list[Entry]:
     """The table for a model of this shape, one entry an array."""
-    text = "model." if config.vision is None else "model.language_model."
-    tables = [(text, "language_model/", DECODER)]
-    if config.vision is not None:
-        tables.append(("model.visual.", "visual/", VISION))
-    if not config.tie_word_embeddings:
-        tables.append(("", "", (("lm_head.weight", "lm_head/embedding", False),)))
-    variables = _variables(config)
+    prefixes = {
+        "language_model": "model." if config.vision is None else "model.language_model.",
+        "visual": "model.visual.",
+        "lm_head": "lm_head.",
+    }
     result = []
-    for prefix, ours, table in tables:
-        for name, path, output_first in table:
-            keys = tuple((ours + path).split("/"))
-            shape, stacked = variables[keys].shape, "*" in name
-            numbers = range(shape[0] if stacked else 1)
-            names = tuple(prefix + name.replace("*", str(number)) for number in numbers)
-            result.append(Entry(keys, names, stacked, output_first, shape))
+    for path, variable in _variables(config).items():
+        root, *inner, leaf = path
+        theirs, output_first = _LEAVES[leaf]
+        stacked = bool(inner) and inner[0] in _STACKED
+        numbers = [[str(n)] for n in range(variable.shape[0])] if stacked else [[]]
+        names = tuple(
+            prefixes[root] + ".".join([*inner[:1], *number, *inner[1:], theirs])
+            for number in numbers
+        )
+        result.append(Entry(path, names, stacked, output_first, variable.shape))
     return result
 
 
@@ -235,7 +196,7 @@ def _check(directory, config: Config, table: list[Entry], files: dict) -> None:
     problems = []
     if config.tie_word_embeddings and "lm_head.weight" in unexpected:
         unexpected.remove("lm_head.weight")
-        (embedding,) = table[0].names
+        embedding = next(e.names[0] for e in table if e.path[-2:] == _EMBEDDING)
         if embedding in files and not np.array_equal(
             files["lm_head.weight"].get_tensor("lm_head.weight"),
             files[embedding].get_tensor(embedding),
@@ -306,16 +267,32 @@ def save_model(model, params, path: str | os.PathLike, *, assets=None, shard_byt
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         _write_json(directory / "model.safetensors.index.json", index)
     dtype = arrays[table[0].path].dtype.name
-    source = {k: v for k, v in model.config.source.items() if k != "torch_dtype"} | {"dtype": dtype}
-    _write_json(directory / "config.json", source)
+    _write_json(directory / "config.json", _of_type(model.config.source, dtype) | {"dtype": dtype})
     for file in sorted(pathlib.Path(assets).iterdir()) if assets is not None else ():
         if file.suffix in {".json", ".txt", ".jinja"} and not (directory / file.name).exists():
             shutil.copyfile(file, directory / file.name)
 
 
+def tensors(config: Config, params) -> dict[str, np.ndarray]:
+    """Parameters, or anything of their form such as gradients, under HF's names and axes."""
+    arrays = traverse_util.flatten_dict(params)
+    return {
+        name: _tensor(arrays[entry.path], entry, number)
+        for entry in entries(config)
+        for number, name in enumerate(entry.names)
+    }
+
+
 def _tensor(array: jax.Array, entry: Entry, number: int) -> np.ndarray:
     array = np.asarray(array[number] if entry.stacked else array)
     return np.ascontiguousarray(np.moveaxis(array, -1, 0) if entry.output_first else array)
+
+
+def _of_type(section, dtype: str) -> dict:
+    """A section of config.json and those in it, with the type wherever one is named."""
+    named = {key: dtype for key in ("dtype", "torch_dtype") if key in section}
+    inner = {k: _of_type(v, dtype) for k, v in section.items() if k.endswith("_config")}
+    return dict(section) | named | inner
 
 
 def _write_json(file: pathlib.Path, content) -> None:

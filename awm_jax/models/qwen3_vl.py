@@ -232,15 +232,22 @@ class VisionTower(nnx.Module):
             position += self.pos_embed(layout.taps[:, :, tap]).astype(jnp.float32) * weight
         return x + position.astype(x.dtype)
 
-    def __call__(self, pixel_values, layout: PatchLayout, *, model) -> ImageFeatures:
+    def rotation(self, layout: PatchLayout):
+        """Cosines and sines, `[frame, patch, head_dim]` float32 each.
+
+        Of a head's pairs the first half turns with the row, the second with the column.
+        """
         v = self.config
-        x = self.embed(pixel_values, layout)
-        # The first half of a head's pairs turns with the row, the second with the column.
         frequencies = layers.inverse_frequencies(v.hidden_size // v.num_heads // 2, 1e4)
         angles = jnp.asarray(layout.places)[..., None] * frequencies[None, None, None, :]
         angles = angles.reshape(*angles.shape[:2], -1)
         angles = jnp.concatenate([angles, angles], axis=-1)
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        return jnp.cos(angles), jnp.sin(angles)
+
+    def __call__(self, pixel_values, layout: PatchLayout, *, model) -> ImageFeatures:
+        v = self.config
+        x = self.embed(pixel_values, layout)
+        cos, sin = self.rotation(layout)
         mask = jnp.asarray(layout.valid)[:, None, :]
 
         # Each block writes its output to its tap's place, or to a last one that nobody reads:
@@ -254,11 +261,11 @@ class VisionTower(nnx.Module):
             block, place = step
             x = block(x, cos, sin, mask, model.attention)
             kept = jax.lax.dynamic_update_index_in_dim(kept, x, place, axis=0)
-            return (model.constrain(x), kept), None
+            return (x, kept), None
 
         kept = jnp.zeros((taps + 1, *x.shape), x.dtype)
         body = jax.checkpoint(body, prevent_cse=False) if model.remat else body
-        (x, kept), _ = jax.lax.scan(body, (model.constrain(x), kept), (self.blocks, places))
+        (x, kept), _ = jax.lax.scan(body, (x, kept), (self.blocks, places))
 
         def token_rows(merger, x):
             blocks = merger(x)
@@ -285,6 +292,11 @@ class Qwen3VL(nnx.Module):
 @functools.lru_cache
 def _tower_graph(v: VisionConfig) -> nnx.GraphDef:
     return nnx.split(nnx.eval_shape(lambda: VisionTower(v)))[0]
+
+
+def merged_tower(v: VisionConfig, params) -> VisionTower:
+    """The vision tower with the arrays under `params["visual"]`."""
+    return nnx.merge(_tower_graph(v), params["visual"])
 
 
 def packed_positions(input_ids, image_grid_thw, segment_ids, config: Config) -> np.ndarray:
@@ -315,11 +327,6 @@ def packed_positions(input_ids, image_grid_thw, segment_ids, config: Config) -> 
     return positions
 
 
-def image_token_mask(input_ids, segment_ids, config: Config):
-    """Same shape, True at real image tokens; numpy in, numpy out."""
-    return (input_ids == config.image_token_id) & (segment_ids != 0)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model(qwen3.Model):
     """As `qwen3.Model`, with images."""
@@ -342,8 +349,8 @@ class Model(qwen3.Model):
                     f"pixel_values: found shape {found}, expected "
                     f"{(expected, self.config.vision.patch_features)} for the image grids"
                 )
-        visual = nnx.merge(_tower_graph(self.config.vision), params["visual"])
-        return visual(jnp.asarray(pixel_values), layout, model=self)
+        tower = merged_tower(self.config.vision, params)
+        return tower(jnp.asarray(pixel_values), layout, model=self)
 
     def hidden(
         self,
@@ -370,23 +377,20 @@ class Model(qwen3.Model):
             row i belongs to the i-th image token, and rows may follow that belong to none.
             `position_ids` or `image_grid_thw` must come with them.
         """
-        visibility, moved = self._visibility(input_ids, attention_mask, segment_ids, cache)
-        if segment_ids is None:
-            segment_ids = jnp.ones(input_ids.shape, jnp.int32)
-        if attention_mask is not None:
-            segment_ids = jnp.where(attention_mask != 0, segment_ids, 0)
+        segments = qwen3.token_segments(input_ids, attention_mask, segment_ids, cache)
+        visibility, moved = qwen3.visibility_of(segments, cache)
         if pixel_values is not None:
             if image_features is not None or image_grid_thw is None:
                 raise ValueError(
                     "pixel_values: expected image_grid_thw with them and no image_features"
                 )
             image_features = self.image_features(params, pixel_values, image_grid_thw)
-        is_image = image_token_mask(input_ids, segment_ids, self.config)
+        is_image = (input_ids == self.config.image_token_id) & (segments != 0)
         if is_concrete(input_ids, is_image):
             self._check_image_tokens(int(is_image.sum()), pixel_values, image_features)
         if position_ids is None:
             position_ids = self._positions(
-                input_ids, segment_ids, image_grid_thw, image_features, visibility, cache
+                input_ids, segments, image_grid_thw, image_features, visibility, cache
             )
         elif position_ids.ndim == 2:
             position_ids = jnp.broadcast_to(position_ids[None], (3, *position_ids.shape))
@@ -419,7 +423,7 @@ class Model(qwen3.Model):
 
         return jnp.where(has_feature, at_tokens(features.merged), x), after_layer
 
-    def _positions(self, input_ids, segment_ids, grid, features, visibility, cache):
+    def _positions(self, input_ids, segments, grid, features, visibility, cache):
         if cache is not None:
             raise ValueError(
                 "position_ids are needed with a cache: where a row stands depends on its images"
@@ -427,12 +431,12 @@ class Model(qwen3.Model):
         if features is None:
             positions = qwen3.counted_positions(visibility)[None]
             return jnp.broadcast_to(positions, (3, *input_ids.shape))
-        if grid is None or isinstance(grid, PatchLayout) or not is_concrete(input_ids, segment_ids):
+        if grid is None or isinstance(grid, PatchLayout) or not is_concrete(input_ids, segments):
             raise ValueError(
                 "position_ids are needed with images where input_ids are traced or image_grid_thw "
                 "is not given: compute them on the host with packed_positions"
             )
-        return jnp.asarray(packed_positions(input_ids, grid, segment_ids, self.config))
+        return jnp.asarray(packed_positions(input_ids, grid, segments, self.config))
 
     def _check_image_tokens(self, tokens: int, pixel_values, features):
         rows = 0 if features is None else features.merged.shape[0]
