@@ -48,7 +48,7 @@ def my_reward(correct_parts, memory_answerable):
 # %% [markdown]
 # ## By hand, jitted and not
 #
-# `chex.variants` runs a test once under `jit` and once without. Compilers are allowed to reassociate
+# `chex.variants` runs a test once under `jit` and once without. Compilers may reassociate
 # arithmetic; a test of a reward should see both.
 
 

@@ -130,12 +130,11 @@ for name, cells, style in (("AWM", rewards.AWM, "o-"), ("answer only", rewards.A
 axes[0].set(xscale="log", xlabel="group size", ylabel="groups with a signal", xticks=sizes)
 axes[0].set_xticklabels(sizes)
 axes[0].legend(frameon=False)
+spreads = np.stack(
+    [simulation.exact_advantages(mixture_with(0.3), group_size=n).cell_std for n in sizes[:4]]
+)
 for cell in range(4):
-    spread = [
-        simulation.exact_advantages(mixture_with(0.3), group_size=size).cell_std[cell]
-        for size in sizes[:4]
-    ]
-    axes[1].plot(sizes[:4], spread, "o-", color=COLOURS[cell])
+    axes[1].plot(sizes[:4], spreads[:, cell], "o-", color=COLOURS[cell])
 axes[1].set(xlabel="group size", ylabel="std of the advantage within a cell")
 plt.show()
 
