@@ -115,6 +115,7 @@ def parse_config(source: Mapping[str, Any]) -> Config:
     kind = source.get("model_type")
     if kind not in ("qwen3", "qwen3_vl"):
         raise ValueError(f"model_type: found {kind!r}, expected 'qwen3' or 'qwen3_vl'")
+    given_vision = source.get("vision_config", {})
     source = _version_4(source)
     problems: list[str] = []
     text = source if kind == "qwen3" else source.get("text_config", {})
@@ -146,6 +147,11 @@ def parse_config(source: Mapping[str, Any]) -> Config:
     if kind == "qwen3_vl":
         vision = source.get("vision_config", {})
         check(vision, "vision_config.", _VISION_ASSUMED)
+        theta = (given_vision.get("rope_parameters") or {}).get("rope_theta", 1e4)
+        if theta != 1e4:
+            problems.append(
+                f"vision_config.rope_parameters: found rope_theta {theta}, expected 1e4"
+            )
         taps = tuple(vision.get("deepstack_visual_indexes") or ())
         vision_config = _fields(
             VisionConfig, vision, "vision_config.", problems, deepstack_visual_indexes=taps
@@ -202,12 +208,12 @@ def _disagreements(text: TextConfig, vision: VisionConfig | None) -> list[str]:
         )
     taps = vision.deepstack_visual_indexes
     if (
-        len(taps) > text.num_hidden_layers
+        not 0 < len(taps) <= text.num_hidden_layers
         or list(taps) != sorted(set(taps))
         or not all(0 <= tap < vision.depth for tap in taps)
     ):
         problems.append(
             f"vision_config.deepstack_visual_indexes: found {taps}, expected ascending blocks "
-            f"of {vision.depth}, at most {text.num_hidden_layers} of them"
+            f"of {vision.depth}, 1 to {text.num_hidden_layers} of them"
         )
     return problems

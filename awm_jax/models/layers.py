@@ -35,13 +35,16 @@ class Linear(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table `[rows, features]`: of tokens, of positions, or the head over the vocabulary."""
+    """A table `[rows, features]`: of tokens, of positions, or the head over the vocabulary.
+
+    An id behind the last row gives NaN, not another token's row.
+    """
 
     def __init__(self, rows, features):
         self.embedding = parameter(rows, features, deviation=0.02)
 
     def __call__(self, ids):
-        return jnp.take(self.embedding[...], ids, axis=0, mode="clip")
+        return jnp.take(self.embedding[...], ids, axis=0, mode="fill")
 
 
 class RMSNorm(nnx.Module):

@@ -182,8 +182,8 @@ class Model:
         `layers` has a leading layer axis.
       remat: whether the backward pass recomputes each layer instead of keeping its inside.
       attention: name of the attention implementation.
-      constrain: applied to the hidden states `[batch, time, hidden]` between layers; a place
-        for a sharding constraint.
+      constrain: applied to the decoder's hidden states `[batch, time, hidden]` between layers;
+        a place for a sharding constraint.
     """
 
     config: Config
@@ -223,7 +223,8 @@ class Model:
         """
         if any(x is not None for x in (pixel_values, image_grid_thw, image_features)):
             raise ValueError("images were given to a text model, which cannot read them")
-        visibility, moved = self._visibility(input_ids, attention_mask, segment_ids, cache)
+        segments = token_segments(input_ids, attention_mask, segment_ids, cache)
+        visibility, moved = visibility_of(segments, cache)
         if position_ids is None:
             position_ids = counted_positions(visibility)
         elif position_ids.ndim == 3:
@@ -255,20 +256,27 @@ class Model:
         zeros = [jnp.zeros(shape, dtype) for _ in ("key", "value")]
         return KVCache(*zeros, jnp.zeros((batch, slots), bool), jnp.zeros((batch,), jnp.int32))
 
-    def _visibility(self, input_ids, attention_mask, segment_ids, cache):
-        if segment_ids is None:
-            segment_ids = jnp.ones(input_ids.shape, jnp.int32)
-        elif cache is not None:
-            raise ValueError("segment_ids with a cache: a packed row cannot be continued")
-        if attention_mask is not None:
-            segment_ids = jnp.where(attention_mask != 0, segment_ids, 0)
-        if cache is None:
-            return attention_lib.packed_visibility(segment_ids), None
-        moved, visibility = attention_lib.advance(cache, segment_ids != 0)
-        slots = cache.mask.shape[1]
-        if is_concrete(moved.index) and np.max(moved.index) > slots:
-            raise ValueError(f"the cache has {slots} slots; {np.max(moved.index)} tokens were put")
-        return visibility, moved
+
+def token_segments(input_ids, attention_mask, segment_ids, cache) -> jax.Array:
+    """`[batch, time]` int32 segments out of what a caller gave; 0 is padding."""
+    if segment_ids is None:
+        segment_ids = jnp.ones(input_ids.shape, jnp.int32)
+    elif cache is not None:
+        raise ValueError("segment_ids with a cache: a packed row cannot be continued")
+    if attention_mask is not None:
+        segment_ids = jnp.where(attention_mask != 0, segment_ids, 0)
+    return segment_ids
+
+
+def visibility_of(segments, cache) -> tuple[Visibility, KVCache | None]:
+    """Who sees whom, and the cache moved on by the real tokens, where there is one."""
+    if cache is None:
+        return attention_lib.packed_visibility(segments), None
+    moved, visibility = attention_lib.advance(cache, segments != 0)
+    slots = cache.mask.shape[1]
+    if is_concrete(moved.index) and np.max(moved.index) > slots:
+        raise ValueError(f"the cache has {slots} slots; {np.max(moved.index)} tokens were put")
+    return visibility, moved
 
 
 def counted_positions(visibility: Visibility) -> jax.Array:

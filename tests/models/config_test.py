@@ -76,7 +76,9 @@ class ParseConfigTest(parameterized.TestCase):
         ("vision_config", {"deepstack_visual_indexes": [4]}, "expected ascending blocks of 4"),
         ("vision_config", {"out_hidden_size": 8}, "expected the text's hidden_size 32"),
         ("vision_config", {"num_position_embeddings": 26}, "expected a square"),
+        ("vision_config", {"deepstack_visual_indexes": []}, "expected ascending blocks"),
         ("vision_config", {"num_heads": 3}, "divides by 4"),
+        ("vision_config", {"rope_parameters": {"rope_theta": 1e6}}, "found rope_theta 1000000"),
     )
     def test_vision_refusals(self, section, change, message):
         changed = source()

@@ -32,6 +32,13 @@ class NormTest(absltest.TestCase):
         np.testing.assert_allclose(norm(jnp.array([[1.0, 3.0]])), [[-1.0, 7.0]], rtol=1e-5)
 
 
+class EmbeddingTest(absltest.TestCase):
+    def test_an_id_behind_the_table_is_seen(self):
+        table = layers.Embedding(3, 2)
+        found = table(jnp.array([2, 3]))
+        np.testing.assert_array_equal(np.isnan(found), [[False, False], [True, True]])
+
+
 class RotateTest(absltest.TestCase):
     def test_pairs_are_half_a_head_apart(self):
         cos, sin = jnp.zeros((1, 1, 4)), jnp.ones((1, 1, 4))  # a quarter turn
