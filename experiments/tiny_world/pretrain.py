@@ -31,7 +31,7 @@ PATCH, MERGE = 16, 2
 PATCH_STEP = 1 / 8
 
 PIXEL_STEPS, READING_STEPS, PROTOCOL_STEPS = 350, 300, 300
-LOOKUP_STEPS, READER_STEPS = 400, 400
+LOOKUP_STEPS, READER_STEPS = 400, (400, 500)
 READER_EXAMPLES = 8000
 ROW_LENGTH, READER_ROW_LENGTH = 112, 128
 
@@ -560,10 +560,12 @@ def make_reader(tokenizer, *, seed: int, log: Log, out: pathlib.Path) -> None:
         fresh_parameters(model), [(looking_up, 24), (pool, 36)], stage="lookup",
         steps=LOOKUP_STEPS, peak=3e-3, seed=seed, probes=probes, every=100, decay=0.0,
     )  # fmt: skip
-    params = trainer.learn(
-        params, [(looking_up, 4), (pool, 84)], stage="reader", steps=READER_STEPS, peak=3e-3,
-        seed=seed, probes=probes, every=100, decay=0.6,
-    )  # fmt: skip
+    # Each round ends with small steps. The second halves what the first gets wrong.
+    for part, steps in enumerate(READER_STEPS):
+        params = trainer.learn(
+            params, [(looking_up, 4), (pool, 84)], stage=f"reader_{part}", steps=steps, peak=3e-3,
+            seed=seed + part, probes=probes, every=100, decay=0.6,
+        )  # fmt: skip
     save(model, params, tokenizer, out)
 
 
