@@ -16,7 +16,7 @@ from awm_jax.types import Message, Page, Prompt, Sample, ToolCall
 
 DATA = pathlib.Path(__file__).parent / "data"
 NEW = 6
-SHAPES = dict(max_new_tokens=NEW, prompt_buckets=(64, 128), batch_buckets=(2, 4))
+SHAPES = dict(max_new_tokens=NEW, prompt_buckets=(112,), batch_buckets=(1, 4))
 TOOLS = ({"type": "function", "function": {"name": "look"}},)
 
 
@@ -186,8 +186,9 @@ class GenerateTest(parameterized.TestCase):
             ),
             TOOLS,
         )
-        generate_longer = self.make(prompt_buckets=(512,), batch_buckets=(1,), max_new_tokens=1)
-        (sample,) = generate_longer([asked], temperature=0.0)
+        # Too long to be sampled, and rendered all the same.
+        (sample,) = self.generate([asked], temperature=0.0)
+        self.assertEqual(sample.finish_reason, "context_full")
         (text,) = self.processor.decode([sample.prompt_ids])
         self.assertEqual(text, processor.render_chat(asked.messages, TOOLS))
         self.assertIn('{"name": "look", "arguments": {"at": "\\u003c|im_end|>"}}', text)
@@ -201,7 +202,7 @@ class GenerateTest(parameterized.TestCase):
         self.assertEqual(found[1].text, "")
         self.assertEmpty(found[1].token_ids)
         self.assertEmpty(found[1].log_probs)
-        self.assertGreater(len(found[1].prompt_ids), 128)
+        self.assertGreater(len(found[1].prompt_ids), 112)
         self.assertLen(found[1].pages, 1)
         (alone,) = self.generate([long], temperature=1.0)
         self.assertEqual(alone.finish_reason, "context_full")
@@ -221,13 +222,12 @@ class GenerateTest(parameterized.TestCase):
 
     def test_programs_are_bounded_by_the_buckets(self):
         before = generate.program_count(), encode.program_count()
-        many = [prompt("word " * n, seed=n) for n in range(14)]
-        many += [prompt("word " * n, page(n % 3 + 1), seed=n) for n in range(7)]
+        many = [prompt("word " * n, seed=n) for n in range(10)]
+        many += [prompt("word " * n, page(n % 3 + 1), seed=n) for n in range(5)]
         found = self.generate(many, temperature=1.0)
         self.assertEqual({s.finish_reason for s in found} - {"stop", "length"}, set())
-        # Two lengths, two sizes of batch; one decode program and two for the prompt, with
-        # images and without.
-        self.assertLessEqual(generate.program_count() - before[0], 2 * 2 * 3)
+        # Two sizes of batch; one decode program and two for the prompt, with images and without.
+        self.assertLessEqual(generate.program_count() - before[0], 2 * 3)
         after = generate.program_count(), encode.program_count()
         self.generate(many[3:] + many[:2], temperature=0.5)
         self.assertEqual((generate.program_count(), encode.program_count()), after)
@@ -270,20 +270,20 @@ class PageFeaturesTest(parameterized.TestCase):
         features = self.make()
         first = features.encode(self.pages[:3])
         again = features.encode([self.pages[2], self.pages[0], self.pages[0], self.pages[3]])
-        self.assertIs(again[0], first[2])
-        self.assertIs(again[1], first[0])
-        self.assertIs(again[2], first[0])
-        self.assertIs(features(self.pages[3]), again[3])
+        # Compared as a bool: a failure would print the arrays.
+        self.assertTrue(again[0] is first[2])
+        self.assertTrue(again[1] is first[0] and again[2] is first[0])
+        self.assertTrue(features(self.pages[3]) is again[3])
 
     def test_what_was_not_used_for_longest_is_forgotten(self):
         pages = [page(n, 16, 16) for n in range(4)]
         size = self.make()(pages[0]).nbytes
         features = self.make(capacity_bytes=2 * size)
         first, second = features(pages[0]), features(pages[1])
-        self.assertIs(features(pages[0]), first)
+        self.assertTrue(features(pages[0]) is first)
         features(pages[2])
-        self.assertIs(features(pages[0]), first)
-        self.assertIsNot(features(pages[1]), second)
+        self.assertTrue(features(pages[0]) is first)
+        self.assertFalse(features(pages[1]) is second)
         # More than fits at once is still given.
         self.assertLen(features.encode(pages), 4)
 

@@ -41,9 +41,10 @@ class PageFeatures:
 
     def encode(self, pages: Sequence[Any]) -> list[np.ndarray]:
         """The features of each page, in order. New pages are encoded together, each once."""
-        found = {page.digest: self._known.pop(page.digest, None) for page in pages}
-        self._bytes -= sum(features.nbytes for features in found.values() if features is not None)
-        new = {page.digest: page.image for page in pages if found[page.digest] is None}
+        images = {page.digest: page.image for page in pages}
+        found = {digest: self._known.pop(digest) for digest in images if digest in self._known}
+        self._bytes -= sum(features.nbytes for features in found.values())
+        new = {digest: image for digest, image in images.items() if digest not in found}
         features = encode_images(
             self._model, self._visual, list(new.values()), self._processor.image
         )
