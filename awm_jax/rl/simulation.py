@@ -116,7 +116,7 @@ def exact_advantages(
         )
     others = _compositions(size, cell_count)
     factorials = np.array([math.lgamma(n + 1.0) for n in range(group_size + 1)])
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         # 0 log 0 is 0 here: a cell that cannot occur and does not.
         occurs = np.where(others > 0, others * np.log(mixture)[None, :], 0.0)
     weights = np.exp(factorials[size] - factorials[others].sum(axis=1) + occurs.sum(axis=1))
