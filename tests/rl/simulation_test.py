@@ -77,7 +77,7 @@ class ExactAdvantagesTest(parameterized.TestCase):
         mixture = np.array(MIXTURES[0][1])
         law = simulation.exact_advantages(mixture)
         share = (mixture[:, None] * law.weights * (law.values != 0)).sum()
-        # In a few groups with a signal a reward equals the mean: 0.08 % of the rollouts.
+        # In a few groups with a signal a reward equals the mean.
         np.testing.assert_allclose(share, rewards.signal_share(mixture), atol=2e-3)
 
     def test_too_much_to_enumerate_is_refused(self):
