@@ -28,4 +28,6 @@ def get_config() -> ml_collections.ConfigDict:
     c.reader = base.reader
     c.rollout = base.rollout
     c.sampler = base.sampler
+    # Words of other worlds are spelt byte by byte.
+    c.sampler.prompt_buckets = (512, 1024)
     return c
