@@ -36,7 +36,13 @@ setuptools.setup(
     ],
     package_data={"awm_jax.evaluation": ["report.html"]},
     extras_require={
-        "test": ["pytest>=8.0", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.120", "ruff>=0.12"],
+        "test": [
+            "pytest>=8.0",
+            "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
+            "hypothesis>=6.120",
+            "ruff>=0.12",
+        ],
         # Live comparison with Hugging Face; the committed goldens need none of it.
         "parity": ["torch>=2.8"],
     },
