@@ -385,6 +385,8 @@ class Model(qwen3.Model):
                     "pixel_values: expected image_grid_thw with them and no image_features"
                 )
             image_features = self.image_features(params, pixel_values, image_grid_thw)
+        elif image_features is None and image_grid_thw is not None:
+            raise ValueError("image_grid_thw: expected pixel_values or image_features with it")
         is_image = (input_ids == self.config.image_token_id) & (segments != 0)
         if is_concrete(input_ids, is_image):
             self._check_image_tokens(int(is_image.sum()), pixel_values, image_features)

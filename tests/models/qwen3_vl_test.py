@@ -319,6 +319,8 @@ class Qwen3VLTest(parameterized.TestCase):
             self.apply(self.ids, pixel_values=self.pixels[1:], image_grid_thw=self.grid)
         with self.assertRaisesRegex(ValueError, "expected image_grid_thw with them"):
             self.apply(self.ids, pixel_values=self.pixels)
+        with self.assertRaisesRegex(ValueError, "expected pixel_values or image_features with it"):
+            self.apply(self.ids, image_grid_thw=self.grid)
         vision = self.model.config.vision
         with self.assertRaisesRegex(ValueError, "rows and columns must divide by 2"):
             qwen3_vl.patch_layout(np.array([[1, 3, 4]]), vision)
