@@ -1,6 +1,7 @@
 """The policy as the host sees it: prompts in, samples out, whatever stands beside them."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -251,16 +252,20 @@ class PageFeaturesTest(parameterized.TestCase):
         cls.processor = processor.load_processor(DATA / "tiny_processor")
         config = hf.load_config(DATA / "tiny_processor")
         cls.model = hf.init_model(config, jax.random.key(1))
-        # Sizes of their own: the tower's batches are padded.
-        cls.pages = [page(n, 16 + 8 * (n % 3), 24 - 8 * (n % 2)) for n in range(6)]
+        # 24 patches are a size of their own, 36 are padded to 40; of either more than a batch.
+        cls.pages = [page(n, 16 + 8 * (n % 2), 24) for n in range(10)]
 
     def make(self, **options):
         return policy.PageFeatures(self.model, self.model.params, self.processor, **options)
 
     def test_equal_to_the_tower_on_each_page_alone(self):
+        @functools.partial(jax.jit, static_argnums=1)
+        def tower(patches, grid):
+            return self.model.image_features(self.model.params, patches, np.array([grid]))
+
         for each, features in zip(self.pages, self.make().encode(self.pages), strict=True):
             patches, grid = processor.process_image(each.image, self.processor.image)
-            expected = self.model.image_features(self.model.params, patches, np.array([grid]))
+            expected = tower(patches, grid)
             self.assertEqual(features.shape, (np.prod(grid) // 4, 3, 32))
             np.testing.assert_allclose(features[:, 0], expected.merged, atol=1e-5)
             np.testing.assert_allclose(features[:, 1], expected.deepstack[0], atol=1e-5)
