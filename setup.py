@@ -32,6 +32,7 @@ setuptools.setup(
         "rapidfuzz>=3.10",
         "rich>=14.0",
         "safetensors>=0.6",
+        "tokenizers>=0.22",
         "transformers>=5.0",
     ],
     package_data={"awm_jax.evaluation": ["report.html"]},

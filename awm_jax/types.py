@@ -142,7 +142,8 @@ class Sample:
       prompt_ids: `[prompt_time]` int32, all ids that came before the first sampled one,
         each image expanded to its tokens.
       token_ids: `[time]` int32, the sampled ids, the end token included where it was reached.
-      log_probs: `[time]` float32, under the distribution that was sampled from.
+      log_probs: `[time]` float32, in nats, after temperature and ban; at temperature 0 those of
+        temperature 1. Top-p and top-k do not change them.
       text: `token_ids` decoded, without the end token.
       finish_reason: "stop" at an end token, "length" when the budget ran out,
         "context_full" when the prompt alone did not fit (no token was sampled).

@@ -11,11 +11,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from awm_jax.datasets import longdocurl as longdocurl_set
-from awm_jax.datasets import mmlongbench as mmlongbench_set
-from awm_jax.datasets import tiny_world
+from awm_jax.datasets import mmlongbench, tiny_world
 from awm_jax.documents import index, pdf
-from awm_jax.judging import longdocurl, mmlongbench, reader, training_scorer
+from awm_jax.judging import reader, training_scorer
 from awm_jax.models import hf
 from awm_jax.models.processor import Processor, load_processor
 from awm_jax.models.qwen3_vl import Model
@@ -23,6 +21,9 @@ from awm_jax.policy import PageFeatures, make_generate, page_positions
 from awm_jax.training import batch
 from awm_jax.training.batch import PackShape, PolicyBatch, TrainingSequence
 from awm_jax.types import Generate, Question, Render, Search, Trajectory, Verdict
+
+# The tiny world's answers have the formats of MMLongBench-Doc, so one scorer serves both.
+SCORER = "mmlongbench rules, official"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +62,10 @@ def open_library(
             )
             notes = [f"tiny world, split {data.split!r}, seed {data.seed}"]
         case "mmlongbench":
-            questions, report = mmlongbench_set.load(root)
-            notes = str(report).splitlines()
-        case "longdocurl":
-            questions, report = longdocurl_set.load(root)
+            questions, report = mmlongbench.load(root)
             notes = str(report).splitlines()
         case other:
-            raise ValueError(f"dataset {other!r}: expected tiny_world, mmlongbench or longdocurl")
+            raise ValueError(f"dataset {other!r}: expected tiny_world or mmlongbench")
     documents, failures = pdf.open_documents(
         root / "documents", (question.document for question in questions)
     )
@@ -174,22 +172,20 @@ class Reader:
     scorer: str
 
 
-def load_reader(section: ml_collections.ConfigDict, data: ml_collections.ConfigDict) -> Reader:
-    """The frozen reader of a checkpoint, with the scorer of the data set."""
+def load_reader(section: ml_collections.ConfigDict) -> Reader:
+    """The frozen reader of a checkpoint, with MMLongBench-Doc's rules as scorer."""
     model = hf.load_model(section.checkpoint, dtype=section.dtype)
     processor = load_processor(hf.checkpoint_directory(section.checkpoint))
     generate = make_generate(
         model, model.params, processor, enable_thinking=False, **section.sampler
     )
-    rules = longdocurl if data.dataset == "longdocurl" else mmlongbench
-    scorer = f"{rules.__name__.rpartition('.')[2]} rules, official"
     judge = functools.partial(
         training_scorer.judge,
         read=functools.partial(reader.read_memories, generate, seed=(0,)),
-        score=functools.partial(training_scorer.rule_scores, score=rules.score),
-        scorer=scorer,
+        score=training_scorer.rule_scores,
+        scorer=SCORER,
     )
-    return Reader(_size(model.params), judge, scorer)
+    return Reader(_size(model.params), judge, SCORER)
 
 
 def _size(params: Mapping[str, Any]) -> int:

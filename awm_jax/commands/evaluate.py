@@ -25,7 +25,7 @@ def run(config: ml_collections.ConfigDict) -> None:
     settings = rollout.RolloutSettings(**config.rollout)
     with build.open_library(config.data, index_at=run_dir / "index") as library:
         policy = build.load_policy(config.policy, config.sampler)
-        reader = build.load_reader(config.reader, config.data)
+        reader = build.load_reader(config.reader)
         display.show_plan(
             "Evaluation",
             [

@@ -66,7 +66,7 @@ def run(config: ml_collections.ConfigDict) -> None:
             config,
             run_dir,
             build.load_policy(config.policy, config.sampler),
-            build.load_reader(config.reader, config.eval_data),
+            build.load_reader(config.reader),
             rollout.RolloutSettings(**config.rollout),
         )
         display.show_plan("AWM-GRPO", _plan(job, training, held_out, facts))
