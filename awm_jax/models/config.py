@@ -1,4 +1,4 @@
-"""config.json of Qwen3 and Qwen3-VL: read in either form, refused where we would compute
+"""config.json of Qwen3, Qwen3-VL and its MoE: read in either form, refused where we would compute
 something else than it says.
 
 Transformers 4, which the released checkpoints use, writes `rope_theta` and `rope_scaling`;
@@ -17,7 +17,8 @@ class TextConfig:
     """The decoder's shape, under HF's names.
 
     `mrope_section` says how many frequencies turn with time, height and width; None for a text
-    model, whose positions have one axis.
+    model, whose positions have one axis. What follows it is None unless the feed-forward layers
+    are mixtures of experts.
     """
 
     vocab_size: int
@@ -31,6 +32,9 @@ class TextConfig:
     rms_norm_eps: float
     rope_theta: float
     mrope_section: tuple[int, int, int] | None
+    num_experts: int | None
+    num_experts_per_tok: int | None
+    moe_intermediate_size: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,8 @@ class Config:
     source: Mapping[str, Any] = dataclasses.field(compare=False, repr=False)
 
 
+_KINDS = ("qwen3", "qwen3_vl", "qwen3_vl_moe")
+
 # What the code assumes; a checkpoint that says otherwise is refused. Absent means the value here.
 _TEXT_ASSUMED = {
     "hidden_act": "silu",
@@ -81,6 +87,8 @@ _TEXT_ASSUMED = {
     "attention_dropout": 0.0,
     "use_sliding_window": False,
 }
+_MOE_ASSUMED = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+_MOE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _VISION_ASSUMED = {"hidden_act": "gelu_pytorch_tanh"}
 
 
@@ -92,6 +100,8 @@ def _version_4(source: Mapping[str, Any]) -> dict[str, Any]:
         if rope is not None:
             text["rope_theta"] = rope.pop("rope_theta", None)
             text["rope_scaling"] = rope if "mrope_section" in rope or _rope_kind(rope) else None
+        if "num_local_experts" in text:
+            text["num_experts"] = text.pop("num_local_experts")
     if "vision_config" in source:
         source["vision_config"].pop("rope_parameters", None)
         source["vision_config"]["model_type"] = source["model_type"]
@@ -113,8 +123,8 @@ def _fields(cls, section: Mapping[str, Any], where: str, problems: list[str], **
 def parse_config(source: Mapping[str, Any]) -> Config:
     """Reads a decoded config.json; everything that is wrong with it is in one ValueError."""
     kind = source.get("model_type")
-    if kind not in ("qwen3", "qwen3_vl"):
-        raise ValueError(f"model_type: found {kind!r}, expected 'qwen3' or 'qwen3_vl'")
+    if kind not in _KINDS:
+        raise ValueError(f"model_type: found {kind!r}, expected one of {_KINDS}")
     given_vision = source.get("vision_config", {})
     source = _version_4(source)
     problems: list[str] = []
@@ -135,16 +145,21 @@ def parse_config(source: Mapping[str, Any]) -> Config:
     if _rope_kind(rope):
         problems.append(f"{where}rope_scaling: found type {_rope_kind(rope)!r}, expected 'default'")
     section = None
-    if kind == "qwen3_vl":
+    if kind != "qwen3":
         section = tuple(rope.get("mrope_section", ()))
         if rope.get("mrope_interleaved") is not True or len(section) != 3:
             problems.append(
                 f"{where}rope_scaling: found {rope}, expected mrope_interleaved true and three "
                 "numbers in mrope_section"
             )
-    text_config = _fields(TextConfig, text, where, problems, mrope_section=section)
+    given = {"mrope_section": section}
+    if kind == "qwen3_vl_moe":
+        check(text, where, _MOE_ASSUMED)
+    else:
+        given |= dict.fromkeys(_MOE_FIELDS)
+    text_config = _fields(TextConfig, text, where, problems, **given)
     vision_config = None
-    if kind == "qwen3_vl":
+    if kind != "qwen3":
         vision = source.get("vision_config", {})
         check(vision, "vision_config.", _VISION_ASSUMED)
         theta = (given_vision.get("rope_parameters") or {}).get("rope_theta", 1e4)
@@ -170,7 +185,7 @@ def parse_config(source: Mapping[str, Any]) -> Config:
     return Config(
         text=text_config,
         vision=vision_config,
-        image_token_id=source["image_token_id"] if kind == "qwen3_vl" else None,
+        image_token_id=source["image_token_id"] if kind != "qwen3" else None,
         tie_word_embeddings=bool(ties and ties[0]),
         source=source,
     )

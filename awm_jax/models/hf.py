@@ -28,13 +28,8 @@ from flax import nnx, traverse_util
 from awm_jax.models import qwen3, qwen3_vl
 from awm_jax.models.config import Config, parse_config
 
-# Our leaf -> HF's, and whether HF has our last axis, the outputs, first.
-_LEAVES = {
-    "kernel": ("weight", True),
-    "scale": ("weight", False),
-    "embedding": ("weight", False),
-    "bias": ("bias", False),
-}
+# What HF calls weight; other leaves have the same name there.
+_WEIGHTS = {"kernel", "scale", "embedding"}
 # Arrays under these have a leading layer axis here and are numbered there.
 _STACKED = {"layers", "blocks", "deepstack_merger_list"}
 _EMBEDDING = ("embed_tokens", "embedding")
@@ -47,20 +42,20 @@ class Entry(NamedTuple):
       path: keys into the parameters.
       names: the tensors' names, one a layer where `stacked`.
       stacked: whether the array has a leading layer axis.
-      output_first: whether the tensors have our last axis first.
+      axes: the tensors' axes, as numbers of the array's (but for the layer axis).
       shape: of our array.
     """
 
     path: tuple[str, ...]
     names: tuple[str, ...]
     stacked: bool
-    output_first: bool
+    axes: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
         shape = self.shape[1:] if self.stacked else self.shape
-        return (shape[-1], *shape[:-1]) if self.output_first else shape
+        return tuple(shape[axis] for axis in self.axes)
 
 
 @functools.lru_cache
@@ -81,14 +76,17 @@ def entries(config: Config) -> list[Entry]:
     result = []
     for path, variable in _variables(config).items():
         root, *inner, leaf = path
-        theirs, output_first = _LEAVES[leaf]
+        theirs = "weight" if leaf in _WEIGHTS else leaf
         stacked = bool(inner) and inner[0] in _STACKED
+        axes = tuple(range(len(variable.shape) - stacked))
+        # A linear layer has its outputs first there, and so has the patch embedding.
+        axes = (axes[-1], *axes[:-1]) if leaf == "kernel" else axes
         numbers = [[str(n)] for n in range(variable.shape[0])] if stacked else [[]]
         names = tuple(
             prefixes[root] + ".".join([*inner[:1], *number, *inner[1:], theirs])
             for number in numbers
         )
-        result.append(Entry(path, names, stacked, output_first, variable.shape))
+        result.append(Entry(path, names, stacked, axes, variable.shape))
     return result
 
 
@@ -161,7 +159,7 @@ def load_model(path: str | os.PathLike, *, dtype="bfloat16", place=None, **optio
     arrays = {}
     with contextlib.ExitStack() as stack:
         files = _open(directory, stack)
-        table = entries(config)
+        table = _as_in(files, entries(config))
         _check(directory, config, table, files)
         for entry in table:
             read = functools.partial(_read, files, entry, dtype)
@@ -171,6 +169,25 @@ def load_model(path: str | os.PathLike, *, dtype="bfloat16", place=None, **optio
                 sharding = place("/".join(entry.path), entry.shape)
                 arrays[entry.path] = jax.make_array_from_callback(entry.shape, sharding, read)
     return _build(config, arrays, **options)
+
+
+def _as_in(files: dict, table: list[Entry]) -> list[Entry]:
+    """The table for these files: their experts may have inputs and outputs swapped.
+
+    Released checkpoints have our layout; transformers 5 saves the other under the same names.
+    Where a matrix is square the other one tells.
+    """
+    swapped = {e.path: e._replace(axes=(0, 2, 1)) for e in table if e.path[-2] == "experts"}
+    if any(
+        entry.path in swapped
+        and entry.names[0] in files
+        and tuple(files[entry.names[0]].get_slice(entry.names[0]).get_shape())
+        == swapped[entry.path].tensor_shape
+        != entry.tensor_shape
+        for entry in table
+    ):
+        return [swapped.get(entry.path, entry) for entry in table]
+    return table
 
 
 def _open(directory: pathlib.Path, stack: contextlib.ExitStack) -> dict:
@@ -218,10 +235,10 @@ def _read(files: dict, entry: Entry, dtype, index: tuple[slice, ...]) -> np.ndar
     sizes = [len(range(*s.indices(n))) for s, n in zip(index, entry.shape, strict=True)]
     out = np.empty(sizes, dtype)
     names, inner = (entry.names[index[0]], index[1:]) if entry.stacked else (entry.names, index)
-    theirs = (inner[-1], *inner[:-1]) if entry.output_first else inner
+    theirs = tuple(inner[axis] for axis in entry.axes)
     for place, name in zip(out if entry.stacked else [out], names, strict=True):
         tensor = files[name].get_slice(name)[theirs]
-        place[...] = np.moveaxis(tensor, 0, -1) if entry.output_first else tensor
+        place[...] = tensor.transpose(np.argsort(entry.axes))
     return out
 
 
@@ -285,7 +302,7 @@ def tensors(config: Config, params) -> dict[str, np.ndarray]:
 
 def _tensor(array: jax.Array, entry: Entry, number: int) -> np.ndarray:
     array = np.asarray(array[number] if entry.stacked else array)
-    return np.ascontiguousarray(np.moveaxis(array, -1, 0) if entry.output_first else array)
+    return np.ascontiguousarray(array.transpose(entry.axes))
 
 
 def _of_type(section, dtype: str) -> dict:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from awm_jax.models import attention as attention_lib
-from awm_jax.models import layers
+from awm_jax.models import layers, moe
 from awm_jax.models.attention import KVCache, Visibility
 from awm_jax.models.config import Config, TextConfig
 
@@ -74,7 +74,7 @@ class Block(nnx.Module):
         self.input_layernorm = layers.RMSNorm(c.hidden_size, epsilon=c.rms_norm_eps)
         self.self_attn = Attention(c)
         self.post_attention_layernorm = layers.RMSNorm(c.hidden_size, epsilon=c.rms_norm_eps)
-        self.mlp = MLP(c)
+        self.mlp = MLP(c) if c.num_experts is None else moe.SparseMLP(c)
 
     def __call__(self, x, cos, sin, visibility, layer, kept, implementation):
         y, kept = self.self_attn(

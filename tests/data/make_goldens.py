@@ -1,7 +1,7 @@
 """Writes the goldens of the model tests: tiny checkpoints and what HF transformers makes of them.
 
     pip install torch==2.13.0 transformers==5.24.0
-    python tests/data/make_goldens.py
+    python tests/data/make_goldens.py [names]
 
 Every tensor is random at a scale at which leaving one out moves the logits by more than any
 tolerance; the values depend on the tensor's name only. The forward passes run in float32 with
@@ -10,6 +10,7 @@ eager attention on CPU.
 
 import json
 import pathlib
+import sys
 import zlib
 
 import numpy as np
@@ -79,6 +80,31 @@ CONFIGS = {
         "vision_config": VISION,
     },
 }
+CONFIGS["tiny_qwen3_vl_moe"] = {
+    **CONFIGS["tiny_qwen3_vl"],
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "model_type": "qwen3_vl_moe",
+    "text_config": {
+        **CONFIGS["tiny_qwen3_vl"]["text_config"],
+        "model_type": "qwen3_vl_moe_text",
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+    "vision_config": {
+        **VISION,
+        "model_type": "qwen3_vl_moe",
+        "depth": 2,
+        "hidden_size": 8,
+        "out_hidden_size": 24,
+        "deepstack_visual_indexes": [0],
+    },
+}
 GRADIENTS = {
     "tiny_qwen3": (
         "model.embed_tokens.weight",
@@ -93,6 +119,12 @@ GRADIENTS = {
         "model.visual.blocks.0.attn.qkv.bias",
         "model.visual.deepstack_merger_list.1.linear_fc1.weight",
         "model.visual.merger.norm.weight",
+    ),
+    # Of the experts, what the tests turn round from the layout of transformers 5.
+    "tiny_qwen3_vl_moe": (
+        "model.language_model.layers.1.mlp.gate.weight",
+        "model.language_model.layers.0.mlp.experts.gate_up_proj",
+        "model.language_model.layers.1.mlp.experts.down_proj",
     ),
 }
 
@@ -116,13 +148,14 @@ def make_model(name):
     directory = DATA / name
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(source, indent=2) + "\n")
-    text_only = source["model_type"] == "qwen3"
-    kind = (
-        transformers.Qwen3ForCausalLM if text_only else transformers.Qwen3VLForConditionalGeneration
-    )
+    kind = getattr(transformers, source["architectures"][0])
     config = transformers.AutoConfig.from_pretrained(directory)
     shapes = {key: tuple(p.shape) for key, p in kind(config).named_parameters()}
     tensors = {key: random_tensor(key, shape) for key, shape in shapes.items()}
+    for key in tensors:
+        # As released: transformers 5 holds the experts with outputs first, and turns them round.
+        if ".experts." in key:
+            tensors[key] = tensors[key].transpose(1, 2).contiguous()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return kind.from_pretrained(directory, attn_implementation="eager").eval()
 
@@ -210,5 +243,5 @@ def golden(name):
 
 
 if __name__ == "__main__":
-    for checkpoint in CONFIGS:
+    for checkpoint in sys.argv[1:] or CONFIGS:
         golden(checkpoint)
