@@ -13,6 +13,7 @@ from ml_collections import config_flags
 COMMANDS = {
     "train": "train one policy for each reward of the config, evaluate, compare",
     "evaluate": "run the agent over a benchmark and score what comes out",
+    "diagnose": "can one answer from the memories in a file of trajectories? (own --help)",
 }
 _CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
 
@@ -46,4 +47,9 @@ def _run(argv: list[str]) -> None:
 
 def main() -> None:
     """Parses the flags and runs the command."""
+    if sys.argv[1:2] == ["diagnose"]:
+        # Files of any agent, no config; its flags are its own.
+        from awm_jax.commands import diagnose
+
+        sys.exit(diagnose.main(sys.argv[2:]))
     app.run(_run)

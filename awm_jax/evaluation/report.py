@@ -1,5 +1,7 @@
 """One HTML page for one run: its numbers, and every rollout with its pages, notes and scores.
 
+With an earlier run beside it, the page also shows which questions moved from cell to cell.
+
 The page is a single file that needs no network. Whatever models and documents wrote is escaped
 by the template; the page's own policy forbids any script but the one it came with.
 """
@@ -7,6 +9,7 @@ by the template; the page's own policy forbids any script but the one it came wi
 import base64
 import collections
 import dataclasses
+import functools
 import hashlib
 import io
 import pathlib
@@ -19,7 +22,8 @@ from PIL import Image
 from awm_jax.agent import prompts, protocol
 from awm_jax.evaluation import cells, tables
 from awm_jax.evaluation.cells import CellSummary
-from awm_jax.types import Page, Render, Trajectory, Turn, Verdict
+from awm_jax.evaluation.statistics import Comparison
+from awm_jax.types import Finding, Page, Render, Trajectory, Turn, Verdict
 
 NO_JUDGEMENT = "no judgement"
 _UPDATE = prompts.UPDATE_MEMORY["function"]["name"]
@@ -37,12 +41,14 @@ class Limits:
       images: most different page images.
       image_bytes: most bytes of JPEG together.
       image_edge: longest edge of an image, in pixels.
+      text: most characters of one text in a conversation.
     """
 
-    trajectories: int = 400
-    images: int = 400
+    trajectories: int = 2_000
+    images: int = 600
     image_bytes: int = 16 * 2**20
     image_edge: int = 720
+    text: int = 4_000
 
 
 DEFAULT_LIMITS = Limits()
@@ -65,9 +71,9 @@ class Thumbnail:
 
 @dataclasses.dataclass(frozen=True)
 class Note:
-    """A finding and the page that it cites."""
+    """A finding and the page that it cites, None where it cites none."""
 
-    page: Thumbnail
+    page: Thumbnail | None
     text: str
 
 
@@ -95,6 +101,17 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
+class Earlier:
+    """The same rollout in the run that this one is compared with."""
+
+    trajectory: Trajectory
+    verdict: Verdict
+    cell: str
+    cell_name: str
+    memory: tuple[Note, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Card:
     """One rollout as the template shows it; `cell` is "11", "10", "01", "00" or "none"."""
 
@@ -102,6 +119,7 @@ class Card:
     verdict: Verdict
     cell: str
     cell_name: str
+    earlier: Earlier | None
     steps: tuple[Step, ...]
     memory: tuple[Note, ...]
     gold_pages: tuple[Thumbnail, ...]
@@ -116,10 +134,13 @@ class _Images:
         self._positions: dict[tuple[str, int], int | None] = {}
         self.encoded: list[str] = []
         self._bytes = 0
+        self._not_given: set[tuple[str, int]] = set()
 
     @property
     def left_out(self) -> int:
-        return sum(position is None for position in self._positions.values())
+        """How many pages have no image for want of room, or since they could not be rendered."""
+        missing = {key for key, position in self._positions.items() if position is None}
+        return len(missing - self._not_given)
 
     def position(self, document: str, number: int, page: Page | None = None) -> int | None:
         """Where the page's image is in `encoded`; None where there is none."""
@@ -133,6 +154,7 @@ class _Images:
             return None
         if page is None or page.image.size == 0:
             if self._render is None:
+                self._not_given.add((document, number))
                 return None
             try:
                 page = self._render(document, number)
@@ -157,7 +179,25 @@ def _arguments(arguments: Mapping[str, object]) -> str:
     )
 
 
-def _card(trajectory: Trajectory, verdict: Verdict, images: _Images) -> Card:
+def _cell(verdict: Verdict) -> tuple[str, str]:
+    """Key and name of the cell."""
+    if verdict.error:
+        return "none", NO_JUDGEMENT
+    answer, memory = cells.cell(verdict)
+    return f"{answer:d}{memory:d}", cells.CELLS[answer, memory]
+
+
+def _key(trajectory: Trajectory) -> tuple[str, str, int]:
+    return trajectory.question.document, trajectory.question.id, trajectory.rollout
+
+
+def _card(
+    trajectory: Trajectory,
+    verdict: Verdict,
+    images: _Images,
+    limits: Limits,
+    earlier: tuple[Trajectory, Verdict] | None,
+) -> Card:
     question = trajectory.question
     gold = set(question.evidence_pages)
 
@@ -165,17 +205,22 @@ def _card(trajectory: Trajectory, verdict: Verdict, images: _Images) -> Card:
         position = images.position(question.document, number, page)
         return Thumbnail(number, position, number in gold)
 
+    def note(finding: Finding) -> Note:
+        page = thumbnail(finding.source_page) if finding.source_page > 0 else None
+        return Note(page, finding.text)
+
+    def short(text: str) -> str:
+        left = len(text) - limits.text
+        return text if left <= 0 else f"{text[: limits.text]}\n\u2026 {left:,} more characters"
+
     def step(number: int, turn: Turn, known: int) -> Step:
         shown = tuple(
-            thumbnail(item.number, item) if isinstance(item, Page) else item
+            thumbnail(item.number, item) if isinstance(item, Page) else short(item)
             for item in turn.observation
             if isinstance(item, Page)
             or not (item in turn.violations or _PAGE_LABEL.fullmatch(item))
         )
-        notes = tuple(
-            Note(thumbnail(finding.source_page), finding.text)
-            for finding in turn.memory.findings[known:]
-        )
+        notes = tuple(map(note, turn.memory.findings[known:]))
         # As written: `turn.calls` has those alone that were done.
         parsed = protocol.parse_calls(turn.sample.text)
         text = turn.sample.text
@@ -186,6 +231,7 @@ def _card(trajectory: Trajectory, verdict: Verdict, images: _Images) -> Card:
         if len(updates) == len(notes):
             calls = [call for call in calls if call.name != _UPDATE]
         calls = tuple((call.name, _arguments(call.arguments)) for call in calls)
+        text = short(text)
         return Step(number, turn.context + 1, text, calls, notes, shown, turn.violations)
 
     steps, known, seen = [], 0, set()
@@ -194,20 +240,30 @@ def _card(trajectory: Trajectory, verdict: Verdict, images: _Images) -> Card:
         known = len(turn.memory.findings)
         pages = (*turn.sample.pages, *turn.observation)
         seen |= {item.number for item in pages if isinstance(item, Page)}
-    answer, memory = cells.cell(verdict)
     return Card(
-        trajectory=trajectory,
-        verdict=verdict,
-        cell="none" if verdict.error else f"{answer:d}{memory:d}",
-        cell_name=NO_JUDGEMENT if verdict.error else cells.CELLS[answer, memory],
+        trajectory,
+        verdict,
+        *_cell(verdict),
+        earlier=None
+        if earlier is None
+        else Earlier(*earlier, *_cell(earlier[1]), tuple(map(note, earlier[0].memory.findings))),
         steps=tuple(steps),
-        memory=tuple(
-            Note(thumbnail(finding.source_page), finding.text)
-            for finding in trajectory.memory.findings
-        ),
+        memory=tuple(map(note, trajectory.memory.findings)),
         gold_pages=tuple(thumbnail(number) for number in question.evidence_pages),
         unseen_gold=tuple(number for number in question.evidence_pages if number not in seen),
     )
+
+
+@functools.cache
+def _template() -> tuple[jinja2.Template, str]:
+    """The page's template, and the hash of the one script that may run in it."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    text = _TEMPLATE.read_text(encoding="utf-8")
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    digest = hashlib.sha256(script.encode()).digest()
+    return environment.from_string(text), base64.b64encode(digest).decode()
 
 
 def build_report(
@@ -219,6 +275,9 @@ def build_report(
     rows: Sequence[tuple[str, CellSummary]] = (),
     curves: bytes | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    before: tuple[str, Sequence[tuple[Trajectory, Verdict]]] | None = None,
+    changes: Comparison | None = None,
+    left_out: Sequence[str] = (),
 ) -> str:
     """The page as HTML.
 
@@ -231,21 +290,28 @@ def build_report(
       rows: lines of the table; by default one, this run's.
       curves: a PNG to show.
       limits: how much to put into the page.
+      before: name and rollouts of a run to compare with; rollouts are paired by document,
+        question and rollout.
+      changes: the differences from that run to this one.
+      left_out: records that could not be read, a line each.
     """
     summary = cells.summarize(verdict for _, verdict in judged)
     images = _Images(render, limits)
-    cards = [_card(*pair, images) for pair in judged[: limits.trajectories]]
-    counts = collections.Counter(
-        "none" if v.error else f"{v.answer_correct:d}{v.memory_answerable:d}" for _, v in judged
+    earlier = {_key(pair[0]): pair for pair in before[1]} if before else {}
+    cards = [
+        _card(*pair, images, limits, earlier.get(_key(pair[0])))
+        for pair in judged[: limits.trajectories]
+    ]
+    counts = collections.Counter(_cell(verdict)[0] for _, verdict in judged)
+    moves = collections.Counter(
+        (_cell(earlier[_key(trajectory)][1])[0], _cell(verdict)[0])
+        for trajectory, verdict in judged
+        if _key(trajectory) in earlier
     )
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = _TEMPLATE.read_text(encoding="utf-8")
-    script = template.partition("<script>")[2].partition("</script>")[0]
-    html = environment.from_string(template).render(
+    template, script_hash = _template()
+    html = template.render(
         title=title,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        script_hash=script_hash,
         provenance=provenance,
         summary=summary,
         counts=counts,
@@ -260,7 +326,20 @@ def build_report(
         images=images.encoded,
         images_left_out=images.left_out,
         statuses=sorted({card.trajectory.status for card in cards}),
-        documents=sorted({card.trajectory.question.document for card in cards}),
+        documents=sorted({card.trajectory.question.document for card in cards} - {""}),
+        sources=sorted(
+            {source for card in cards for source in card.trajectory.question.evidence_sources}
+        ),
+        before=None if before is None else before[0],
+        moves=moves,
+        changes={}
+        if changes is None
+        else {
+            "final answers": changes.final_acc,
+            "memory only": changes.mem_acc,
+            "P_mmc": changes.p_mmc,
+        },
+        left_out=left_out,
         percent=tables.percent,
     )
     # Lone surrogates, which a damaged text may hold, cannot be written as UTF-8.

@@ -41,16 +41,16 @@ class Caption:
     Attributes:
       dataset: name, split and hash of the questions.
       scorer: name and mode of the scorer, and how answers were extracted.
-      step_budget: most steps a rollout may take.
-      seed: of the rollouts.
+      step_budget: most steps a rollout may take, None where that is not known.
+      seed: of the rollouts, likewise.
       questions: how many were asked.
       details: what else tells the run apart: commit, prompts, embedder, reader.
     """
 
     dataset: str
     scorer: str
-    step_budget: int
-    seed: int
+    step_budget: int | None
+    seed: int | None
     questions: int
     details: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -58,8 +58,8 @@ class Caption:
         parts = [
             f"{self.dataset}, {self.questions:,} questions",
             f"scorer: {self.scorer}",
-            f"step budget: {self.step_budget}",
-            f"seed: {self.seed}",
+            *([f"step budget: {self.step_budget}"] if self.step_budget is not None else []),
+            *([f"seed: {self.seed}"] if self.seed is not None else []),
             *(f"{name}: {value}" for name, value in self.details.items()),
         ]
         return (

@@ -7,8 +7,10 @@ number.
 """
 
 import re
+from collections.abc import Sequence
 
 from awm_jax.judging import strict
+from awm_jax.types import Question
 
 NAME = "rule-based extraction"
 NOT_ANSWERABLE = "Not answerable"
@@ -88,3 +90,8 @@ def extract(reply: str, answer_format: str = "Str") -> str:
         case "Int" | "Integer" | "Float":
             return _as_number(text)
     return text
+
+
+def extract_all(items: Sequence[tuple[Question, str]]) -> list[str]:
+    """`extract` of each (question, reply), in order; a rule never fails."""
+    return [extract(reply, question.answer_format) for question, reply in items]

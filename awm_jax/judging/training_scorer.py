@@ -48,6 +48,27 @@ def rule_scores(
     ]
 
 
+def extracted_scores(
+    items: Sequence[tuple[Question, str]],
+    *,
+    extract: Callable[[Sequence[tuple[Question, str]]], Sequence[str | None]],
+    score: Callable[[Any, str, str], float] = mmlongbench.score,
+) -> list[float | None]:
+    """Scores by a benchmark's rules after all answers were made short together.
+
+    Args:
+      items: questions with the answers as they were written.
+      extract: such as `model_extraction.extract_served` with its server bound; None where it
+        failed, which is no judgement and never a wrong answer.
+      score: (gold, short answer, answer format) -> score.
+    """
+    short_answers = extract(items) if items else []
+    return [
+        None if short is None else score(question.answer, short, question.answer_format)
+        for (question, _), short in zip(items, short_answers, strict=True)
+    ]
+
+
 def scorer_prompt(question: Question, answer: str, *, seed: tuple[int, ...] = ()) -> Prompt:
     """The grading conversation. As JSON an answer cannot pose as a part of it."""
     user = (

@@ -183,13 +183,15 @@ class ReportTest(absltest.TestCase):
         self.assertLen(elements.images(), 1)
         self.assertIn("2 page images are left out", text)
         none = dataclasses.replace(report.DEFAULT_LIMITS, image_bytes=10)
-        self.assertIn("no image", build(judged(), limits=none))
+        self.assertEmpty(Elements(build(judged(), limits=none)).attributes["img"][1:])
 
     def test_a_page_that_cannot_be_rendered_is_a_number(self):
         def broken(document, number):
             raise ValueError("page 3 of 2")
 
-        self.assertIn("no image", build(judged(), render=broken))
+        text = build(judged(), render=broken)
+        self.assertIn('<span class="thumb gold"><span class="label">page 3', text)
+        self.assertIn("1 page images are left out", text)
 
     def test_an_empty_run(self):
         self.assertIn("There is no rollout to show", build([]))

@@ -1,0 +1,363 @@
+"""Memory-only answerability of anybody's trajectories: cells, P_mmc, table, page.
+
+python -m awm_jax diagnose TRAJECTORIES.jsonl --reader rule
+python -m awm_jax diagnose TRAJECTORIES.jsonl --reader http://localhost:8000/v1
+python -m awm_jax diagnose BEFORE.jsonl AFTER.jsonl --reader DIR
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from types import ModuleType
+
+import ml_collections
+
+from awm_jax import servers
+from awm_jax.commands import display, provenance
+from awm_jax.commands.diagnosis_display import (
+    show_cells,
+    show_comparison,
+    show_examples,
+    show_left_out,
+    show_rows,
+)
+from awm_jax.documents import pdf
+from awm_jax.evaluation import cells, foreign, report, statistics, tables
+from awm_jax.evaluation.audit import mode_differences
+from awm_jax.judging import (
+    extraction,
+    longdocurl,
+    mmlongbench,
+    model_extraction,
+    reader,
+    rule_reader,
+    training_scorer,
+)
+from awm_jax.types import Memory, Trajectory, Verdict
+
+RECORDED = "recorded"
+_EXAMPLE = (
+    '{"question": "What was the rate in 2020?", "gold": "4.7%", "final_answer": "4.7 %", '
+    '"memory": ["The 2020 rate is 4.7 %."]}'
+)
+_EPILOG = f"""\
+A record is one line of JSON. The least it needs:
+
+  {_EXAMPLE}
+
+Memory is a text, a list of texts, or a list of findings such as {{"page": 3, "text": "..."}};
+null is an empty one. Optional: id, document, evidence_pages, evidence_sources, answer_format
+(Int, Float, Str, List, None), status, error, memory_answer. Chat logs work as well: "messages"
+with calls such as update_memory and answer, prompt and completion, and this project's own
+trajectories.jsonl.
+
+With two files the runs are compared question by question, with a paired bootstrap.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """One file, judged."""
+
+    name: str
+    entries: tuple[foreign.Entry, ...]
+    left_out: tuple[foreign.Unreadable, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def judged(self) -> list[tuple[Trajectory, Verdict]]:
+        return [(e.trajectory, v) for e, v in zip(self.entries, self.verdicts, strict=True)]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    found = argparse.ArgumentParser(
+        prog="python -m awm_jax diagnose",
+        description="Can a reader answer from the question and an agent's final memory alone? "
+        "Prints the four outcome cells and P_mmc, the share of right answers whose memory does "
+        "not hold the answer; writes a table, a page, and every judgement.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = found.add_argument
+    add("trajectories", nargs="+", type=pathlib.Path, help="one file, or two to compare")
+    add(
+        "--reader",
+        required=True,
+        metavar="URL|DIR|rule|recorded",
+        help="who answers from the memory: a server with the OpenAI API, a Qwen3 checkpoint, the "
+        "rule-based demo reader (no model), or the memory answers that the records hold",
+    )
+    add("--reader_model", default="", help="as the server calls it; by default its only model")
+    add("--reader_key", metavar="VARIABLE", help="environment variable with the server's key")
+    add(
+        "--hosted",
+        action="store_true",
+        help="the servers are hosted services: leave out the field that turns thinking off",
+    )
+    add(
+        "--extractor",
+        default="rule",
+        metavar="URL|rule|none",
+        help="who takes the short answer out of a reply (default: %(default)s)",
+    )
+    add("--extractor_model", default="gpt-4o", help="(default: %(default)s)")
+    add("--extractor_key", metavar="VARIABLE", default=None)
+    add(
+        "--extraction_prompt",
+        type=pathlib.Path,
+        help="the instructions to send instead of ours, such as the benchmark's own file",
+    )
+    add("--benchmark", choices=("mmlongbench", "longdocurl"), default="mmlongbench")
+    add("--mode", choices=mmlongbench.MODES, default="official", help="(default: %(default)s)")
+    add("--dtype", default="bfloat16", help="of a reader from a DIR (default: %(default)s)")
+    add(
+        "--documents",
+        type=pathlib.Path,
+        help="folder with the PDF files that the records name as document: the page shows them",
+    )
+    add("--out", type=pathlib.Path, help="folder for the results (default: runs/diagnose/NAME)")
+    add("--title", default="", help="of the page")
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns the exit status: 1 where no record could be judged."""
+    arguments = parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except (ValueError, servers.ServerError) as error:
+        print(f"diagnose: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if len(arguments.trajectories) > 2:
+        raise ValueError(f"found {len(arguments.trajectories)} files, expected one, or two")
+    began = time.monotonic()
+    names = [path.stem for path in arguments.trajectories]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in arguments.trajectories]
+    loaded = [foreign.load(path) for path in arguments.trajectories]
+    out = arguments.out or pathlib.Path("runs") / "diagnose" / "-vs-".join(
+        path.stem for path in arguments.trajectories
+    )
+    for (entries, left_out), path in zip(loaded, arguments.trajectories, strict=True):
+        if not entries:
+            show_left_out(str(path), left_out)
+            return 1
+    read, reader_name = _reader(arguments)
+    extract, extractor_name = _extractor(arguments, out)
+    benchmark = longdocurl if arguments.benchmark == "longdocurl" else mmlongbench
+    score = functools.partial(_score, benchmark, arguments.mode)
+    scorer = (
+        f"{arguments.benchmark} rules, {arguments.mode}; extractor: {extractor_name}; "
+        f"reader: {reader_name}"
+    )
+    runs = []
+    for name, (entries, left_out) in zip(names, loaded, strict=True):
+        with display.phase(f"judge {len(entries):,} records of {name}"):
+            verdicts = _judge(entries, read, extract, score, scorer)
+        runs.append(_Run(name, tuple(entries), tuple(left_out), tuple(verdicts)))
+    differing = mode_differences(
+        [pair for run in runs for pair in run.judged], extract=extract, benchmark=benchmark
+    )
+    facts = provenance.facts(
+        ml_collections.ConfigDict(
+            {name: str(value) for name, value in vars(arguments).items() if value is not None}
+        )
+    )
+    caption = tables.Caption(
+        dataset=", ".join(map(str, arguments.trajectories)),
+        scorer=scorer,
+        step_budget=None,
+        seed=None,
+        questions=len({e.trajectory.question.id for run in runs for e in run.entries}),
+        details={
+            "scored differently by the other mode": differing,
+            "commit": facts["commit"],
+        },
+    )
+    rows = [(run.name, cells.summarize(run.verdicts)) for run in runs]
+    paths = tables.write_tables(out, "table", rows, caption)
+    changes = None
+    if len(runs) == 2:
+        changes = statistics.paired_bootstrap(runs[0].judged, runs[1].judged, seed=0)
+    paths.append(_write_page(out, arguments, runs, rows, caption, changes))
+    for run, suffix in zip(runs, ["-1", "-2"] if len(runs) == 2 else [""], strict=True):
+        paths += _write_records(out, run, suffix)
+    summary = json.loads(tables.to_json(rows, caption)) | {
+        "left_out": {run.name: len(run.left_out) for run in runs},
+        "changes": None if changes is None else statistics.to_json(changes),
+        "seconds": time.monotonic() - began,
+        "provenance": facts,
+    }
+    paths.append(out / "summary.json")
+    paths[-1].write_text(json.dumps(summary, indent=1, ensure_ascii=False), encoding="utf-8")
+    for run, (_, summary_of_run) in zip(runs, rows, strict=True):
+        show_cells(run.name, summary_of_run, reader=reader_name, extractor=extractor_name)
+    if changes is not None:
+        moves = statistics.moves(runs[0].judged, runs[1].judged)
+        show_comparison(runs[0].name, runs[1].name, changes, moves)
+    show_examples(runs[-1].judged)
+    show_rows(rows, caption)
+    for run, path in zip(runs, arguments.trajectories, strict=True):
+        show_left_out(str(path), run.left_out)
+    display.show_files(paths)
+    return 0 if all(summary_of_run.total for _, summary_of_run in rows) else 1
+
+
+def _server(url: str, model: str, key: str | None) -> servers.Server:
+    """The server, with the only model that it has where none is named."""
+    if model:
+        return servers.Server(url, model, key)
+    found = servers.served_models(servers.Server(url, "any", key))
+    if len(found) != 1:
+        raise ValueError(f"{url} serves {found}: name one with --reader_model")
+    return servers.Server(url, found[0], key)
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+def _reader(arguments: argparse.Namespace) -> tuple[training_scorer.Read | None, str]:
+    """Who reads the memories, and its name; None where the records hold the answers."""
+    where = arguments.reader
+    if where == "rule":
+        return rule_reader.read_memories, rule_reader.NAME
+    if where == RECORDED:
+        return None, "as recorded in the file"
+    if _is_url(where):
+        server = _server(where, arguments.reader_model, arguments.reader_key)
+        extra = None if arguments.hosted else reader.THINKING_OFF
+        return functools.partial(reader.read_served, server, extra=extra), str(server)
+    if not pathlib.Path(where).is_dir():
+        raise ValueError(
+            f"--reader {where}: expected a URL, a Qwen3 checkpoint's folder, rule or {RECORDED}"
+        )
+    # Imported where it is used: the other readers need no JAX.
+    from awm_jax.models import hf
+    from awm_jax.models.processor import load_processor
+    from awm_jax.policy import make_generate
+
+    model = hf.load_model(where, dtype=arguments.dtype)
+    generate = make_generate(
+        model,
+        model.params,
+        load_processor(hf.checkpoint_directory(where)),
+        enable_thinking=False,
+        max_new_tokens=256,
+        prompt_buckets=(256, 512, 1024, 2048, 4096, 8192),
+        batch_buckets=(1, 4, 16),
+    )
+    return functools.partial(reader.read_memories, generate, seed=(0,)), where
+
+
+def _extractor(arguments: argparse.Namespace, out: pathlib.Path):
+    """Who makes answers short, and its name."""
+    if arguments.extractor == "rule":
+        return extraction.extract_all, extraction.NAME
+    if arguments.extractor == "none":
+        return lambda items: [answer for _, answer in items], "none, answers taken as they are"
+    if not _is_url(arguments.extractor):
+        raise ValueError(f"--extractor {arguments.extractor}: expected a URL, rule or none")
+    path = arguments.extraction_prompt
+    instructions = model_extraction.Instructions(
+        arguments.benchmark,
+        path.read_text(encoding="utf-8") if path else "",
+        one_turn=not arguments.hosted,
+    )
+    server = servers.Server(arguments.extractor, arguments.extractor_model, arguments.extractor_key)
+    cache = model_extraction.Cache(out / "extractions.jsonl")
+    extract = functools.partial(
+        model_extraction.extract_served, server, instructions=instructions, cache=cache
+    )
+    return extract, f"{server}, {instructions.name}"
+
+
+def _score(benchmark: ModuleType, mode: str, gold, answer: str, answer_format: str) -> float:
+    return benchmark.score(gold, answer, answer_format, mode=mode)
+
+
+def _judge(
+    entries: Sequence[foreign.Entry],
+    read: training_scorer.Read | None,
+    extract,
+    score,
+    scorer: str,
+) -> list[Verdict]:
+    """One verdict a record, in order."""
+    recorded = iter([_recorded(entry) for entry in entries if entry.trajectory.valid])
+
+    def as_recorded(items: Sequence[tuple[str, Memory]]) -> list[str | None]:
+        return [next(recorded) for _ in items]
+
+    return training_scorer.judge(
+        [entry.trajectory for entry in entries],
+        read=read or as_recorded,
+        score=functools.partial(training_scorer.extracted_scores, extract=extract, score=score),
+        scorer=scorer,
+    )
+
+
+def _recorded(entry: foreign.Entry) -> str | None:
+    """The memory-only answer that the record holds; None, which is no judgement, without one."""
+    if entry.verdict is not None and not entry.verdict.error:
+        return entry.verdict.memory_answer
+    return entry.memory_answer
+
+
+def _write_page(out, arguments, runs: Sequence[_Run], rows, caption, changes) -> pathlib.Path:
+    left_out = [
+        f"{run.name}, line {item.line}: {item.found}" for run in runs for item in run.left_out
+    ]
+    render = None
+    if arguments.documents:
+        names = {entry.trajectory.question.document for run in runs for entry in run.entries}
+        documents, _ = pdf.open_documents(arguments.documents, sorted(names - {""}))
+        render = pdf.make_render(documents, dpi=96, max_pixels=1_000_000)
+    return report.write_report(
+        out / "report.html",
+        runs[-1].judged,
+        title=arguments.title or " \u2192 ".join(run.name for run in runs),
+        provenance={"data": caption.dataset, "scorer": caption.scorer, **caption.details},
+        rows=rows,
+        render=render,
+        left_out=left_out,
+        before=(runs[0].name, runs[0].judged) if len(runs) == 2 else None,
+        changes=changes,
+    )
+
+
+def _write_records(out: pathlib.Path, run: _Run, suffix: str) -> list[pathlib.Path]:
+    """Every judgement, and every record that could not be read, one JSON object a line."""
+    judged = out / f"judged{suffix}.jsonl"
+    with open(judged, "w", encoding="utf-8") as file:
+        for entry, verdict in zip(run.entries, run.verdicts, strict=True):
+            trajectory = entry.trajectory
+            line = {
+                "line": entry.line,
+                "id": trajectory.question.id,
+                "rollout": trajectory.rollout,
+                "cell": None if verdict.error else cells.CELLS[cells.cell(verdict)],
+                "gold": trajectory.question.answer,
+                "answer_format": trajectory.question.answer_format,
+                "final_answer": trajectory.final_answer,
+                **dataclasses.asdict(verdict),
+            }
+            file.write(json.dumps(line) + "\n")
+    unreadable = out / f"unreadable{suffix}.jsonl"
+    if not run.left_out:
+        # Of an earlier run into the same folder.
+        unreadable.unlink(missing_ok=True)
+        return [judged]
+    with open(unreadable, "w", encoding="utf-8") as file:
+        for item in run.left_out:
+            file.write(json.dumps(dataclasses.asdict(item)) + "\n")
+    return [judged, unreadable]
