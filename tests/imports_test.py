@@ -19,11 +19,21 @@ MAY_IMPORT = {
     "datasets": {"types", "documents"},
     "agent": {"types", "documents"},
     "policy": {"types", "models", "servers"},
+    "policy_served": {"types", "models", "servers"},
     "training": {"types", "rl", "models", "policy", "agent", "judging", "datasets"},
     "evaluation": {"types", "documents", "agent", "judging", "datasets"},
 }
 EVERYTHING = {"commands", "cli", "__main__"}
-NEVER_JAX = {"types", "servers", "documents", "judging", "datasets", "agent", "evaluation"}
+NEVER_JAX = {
+    "types",
+    "servers",
+    "policy_served",
+    "documents",
+    "judging",
+    "datasets",
+    "agent",
+    "evaluation",
+}
 DEVICE_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 ONLY_COMMANDS = {"absl", "ml_collections"}
 

@@ -71,7 +71,7 @@ class ServerDouble:
       url: its base URL.
       answer: the request's body -> text, or a choice from `say`; of a chat.
       embed: one input of the request -> its embedding, as lists of numbers.
-      script: misbehaviours, used up by the requests in the order in which they come.
+      script: misbehaviours, used up by the requests in the order in which they come; "" is none.
       requests: what was asked, in that order.
       headers: sent with each reply, such as Retry-After.
       busiest: the most requests that it had at one time.
@@ -117,7 +117,7 @@ class ServerDouble:
             self.requests.append(request)
             self._busy += 1
             self.busiest = max(self.busiest, self._busy)
-            return self.script.popleft() if self.script else None
+            return (self.script.popleft() or None) if self.script else None
 
     def end(self) -> None:
         with self._lock:

@@ -111,7 +111,9 @@ def run_rollouts(
 
     Args:
       tasks: (question, index in its group, seed). A turn's prompt has the seed and its index.
-      generate: the policy, called once a round. What it raises is passed on.
+      generate: the policy, called once a round. What it raises is passed on. A sample with a
+        finish reason that is none of `Sample`'s, which is how a served policy reports a failure,
+        ends that rollout with a tool error.
       search: finds pages. What it raises ends that rollout alone, with a tool error.
       render: shows pages; likewise.
       settings: limits, context and temperature.
@@ -201,6 +203,10 @@ def _step(
     if sample.finish_reason == "context_full":
         step = len(conversation.turns) + 1
         return conversation.end(types.CONTEXT_FULL, f"the prompt of step {step} did not fit")
+    if sample.finish_reason not in ("stop", "length"):
+        return conversation.end(
+            types.TOOL_ERROR, f"no message of the policy, {sample.finish_reason}"
+        )
     parsed = parse_calls(sample.text)
     errors = parsed.errors
     if errors and sample.finish_reason == "length":

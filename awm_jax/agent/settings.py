@@ -115,6 +115,8 @@ def _answer_at_once(tasks, generate, pages, render, settings, map_tools, on_fini
     def advance(conversation: Conversation, sample: Sample) -> Conversation:
         if sample.finish_reason == "context_full":
             return conversation.end(CONTEXT_FULL, "the pages did not fit")
+        if sample.finish_reason not in ("stop", "length"):
+            return conversation.end(TOOL_ERROR, f"no message of the policy, {sample.finish_reason}")
         answer = without_thoughts(sample.text).strip()
         turn = Turn(0, sample, calls=(), observation=(), violations=(), memory=Memory())
         after = dataclasses.replace(conversation, state=TaskState(final_answer=answer))
