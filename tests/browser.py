@@ -1,0 +1,175 @@
+"""Headless Chromium, driven over its debugging pipe: nothing but the browser is needed."""
+
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--remote-debugging-pipe",
+)
+_PATIENCE_S = 60.0
+
+
+def executable() -> str | None:
+    """The browser: what CHROMIUM names, else the first that is installed; None without one."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Page:
+    """One tab.
+
+    Attributes:
+      messages: what scripts and the browser wrote to the console, and uncaught errors.
+      requests: URLs that were asked for, but `data:` and the page itself.
+    """
+
+    def __init__(self, send: int, receive: int):
+        self._send, self._receive = send, receive
+        self._ids = itertools.count(1)
+        self._buffer = b""
+        self._session: str | None = None
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self._events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters) -> dict[str, Any]:
+        """The result of a command of the DevTools protocol."""
+        number = next(self._ids)
+        message = {"id": number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._send, json.dumps(message).encode() + b"\0")
+        while True:
+            reply = self._next()
+            if reply.get("id") == number:
+                if "error" in reply:
+                    raise RuntimeError(f"{method}: {reply['error']}")
+                return reply["result"]
+
+    def _next(self) -> dict[str, Any]:
+        deadline = time.monotonic() + _PATIENCE_S
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._receive], [], [], deadline - time.monotonic())
+            data = os.read(self._receive, 1 << 20) if ready else b""
+            if not data:
+                raise RuntimeError("the browser says nothing")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        message = json.loads(line)
+        self._note(message)
+        return message
+
+    def _note(self, message: dict[str, Any]) -> None:
+        parameters = message.get("params", {})
+        match message.get("method"):
+            case "Runtime.consoleAPICalled":
+                self.messages.append(str([a.get("value") for a in parameters["args"]]))
+            case "Runtime.exceptionThrown":
+                self.messages.append(str(parameters["exceptionDetails"].get("exception")))
+            case "Log.entryAdded":
+                self.messages.append(parameters["entry"]["text"])
+            case "Page.javascriptDialogOpening":
+                self.messages.append(f"dialog: {parameters['message']}")
+            case "Network.requestWillBeSent":
+                url = parameters["request"]["url"]
+                if not url.startswith("data:") and parameters.get("type") != "Document":
+                    self.requests.append(url)
+            case "Page.loadEventFired":
+                self._events.append(message)
+
+    def open(self, path: pathlib.Path, *, fragment: str = "") -> None:
+        """Opens a file and waits until it has loaded."""
+        self._events.clear()
+        self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
+        while not self._events:
+            self._next()
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression, promises awaited."""
+        reply = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        if "exceptionDetails" in reply:
+            raise RuntimeError(f"{expression}: {reply['exceptionDetails']}")
+        return reply["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """Presses and releases a key, by its name or character."""
+        text = {"text": key} if len(key) == 1 else {}
+        text |= {"text": "\r", "windowsVirtualKeyCode": 13} if key == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def click(self, selector: str) -> None:
+        """Clicks with the mouse into the middle of the first element that matches."""
+        place = self.evaluate(
+            "(e => { e.scrollIntoView({ block: 'center' }); const b = e.getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })"
+            f"(document.querySelector({json.dumps(selector)}))"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=place[0],
+                y=place[1],
+                button="left",
+                clickCount=1,
+            )
+
+    def first_paint_ms(self) -> float:
+        """Milliseconds from navigation to the first contentful paint."""
+        name = "first-contentful-paint"
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            found = self.evaluate(f"performance.getEntriesByName('{name}').map(e => e.startTime)")
+            if found:
+                return found[0]
+            time.sleep(0.05)
+        raise RuntimeError("the page was not painted")
+
+
+@contextlib.contextmanager
+def running(*, width: int = 1280, height: int = 900) -> Iterator[Page]:
+    """A browser with one tab, ended on the way out; its profile is a folder that goes with it."""
+    to_browser, from_us = os.pipe()
+    to_us, from_browser = os.pipe()
+    command = [executable(), *_FLAGS, f"--window-size={width},{height}"]
+    # The browser reads its pipe as descriptor 3 and writes it as 4.
+    shell = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
+    process = subprocess.Popen(
+        ["sh", "-c", shell, "sh", *command],
+        pass_fds=(to_browser, from_browser),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(to_browser)
+    os.close(from_browser)
+    try:
+        yield Page(from_us, to_us)
+    finally:
+        process.terminate()
+        process.wait()
+        os.close(from_us)
+        os.close(to_us)
