@@ -9,6 +9,7 @@ from absl.testing import absltest, parameterized
 
 from awm_jax.datasets import mmlongbench, report
 
+SUBSETS = pathlib.Path(__file__).parents[2] / "experiments/benchmark_judging/subsets"
 RESEARCH_DATA = os.environ.get("AWM_RESEARCH_DATA", "")
 
 
@@ -25,7 +26,7 @@ def record(**changes) -> dict:
     return fields | changes
 
 
-class LoadTest(parameterized.TestCase):
+class BenchmarkTestCase(parameterized.TestCase):
     def folder(self) -> pathlib.Path:
         return pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
@@ -34,6 +35,8 @@ class LoadTest(parameterized.TestCase):
         path.write_text(json.dumps(records))
         return mmlongbench.load(path, **arguments)
 
+
+class LoadTest(BenchmarkTestCase):
     def test_a_question_as_the_data_set_has_it(self):
         (question,), found = self.load(record())
         self.assertEqual(question.text, " Which?\n")
@@ -117,8 +120,48 @@ class LoadTest(parameterized.TestCase):
             mmlongbench.load(path)
 
 
+class SubsetTest(BenchmarkTestCase):
+    def load_many(self, count):
+        return self.load(*(record(question=f"Question {place}?") for place in range(count)))
+
+    def test_the_same_questions_whatever_their_order(self):
+        questions, found = self.load_many(20)
+        chosen = mmlongbench.fixed_subset(questions, found, size=5)
+        again = mmlongbench.fixed_subset(questions[::-1], found, size=5)
+        self.assertLen(chosen, 5)
+        self.assertEqual({q.id for q in chosen}, {q.id for q in again})
+        other = mmlongbench.fixed_subset(questions, found, size=5, seed=1)
+        self.assertNotEqual({q.id for q in chosen}, {q.id for q in other})
+        with self.assertRaisesRegex(ValueError, "found 20 .* expected 21"):
+            mmlongbench.fixed_subset(questions, found, size=21)
+
+    def test_only_answerable_questions_with_pages_that_can_be_shown(self):
+        questions, found = self.load(
+            record(evidence_pages="[1, 2]"),
+            record(evidence_pages="[0]"),
+            record(evidence_pages="[]"),
+            record(evidence_pages="[1, 2, 3]"),
+            record(answer="Not answerable", answer_format="None"),
+        )
+        self.assertEqual(mmlongbench.evidence_given(questions, found), questions[:1])
+        more = mmlongbench.evidence_given(questions, found, most_pages=None)
+        self.assertEqual(more, [questions[0], questions[3]])
+
+
 @absltest.skipUnless(RESEARCH_DATA, "AWM_RESEARCH_DATA is not set")
 class BenchmarkFilesTest(absltest.TestCase):
+    def test_the_published_lists_are_what_the_rules_choose(self):
+        questions, found = mmlongbench.load(
+            pathlib.Path(RESEARCH_DATA) / "benchmarks/mmlongbench_samples.json"
+        )
+        for name, chosen in (
+            ("mmlongbench_500", mmlongbench.fixed_subset(questions, found)),
+            ("mmlongbench_ep_given", mmlongbench.evidence_given(questions, found)),
+        ):
+            published = json.loads((SUBSETS / f"{name}.json").read_text())
+            self.assertEqual(published["ids"], [question.id for question in chosen])
+            self.assertEqual(published["sha256_of_samples_json"], found.digest)
+
     def test_all_questions_load_with_the_published_counts(self):
         path = pathlib.Path(RESEARCH_DATA) / "benchmarks/mmlongbench_samples.json"
         questions, found = mmlongbench.load(path)
