@@ -23,6 +23,10 @@ _FLAGS = (
     "--disable-component-update",
     "--remote-debugging-pipe",
 )
+_NAMED_KEYS = {
+    "Enter": {"text": "\r", "windowsVirtualKeyCode": 13},
+    "Escape": {"windowsVirtualKeyCode": 27},
+}
 _PATIENCE_S = 60.0
 
 
@@ -52,6 +56,8 @@ class Page:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        # Keys go to the page even where its window is not in front.
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     def call(self, method: str, **parameters) -> dict[str, Any]:
         """The result of a command of the DevTools protocol."""
@@ -116,10 +122,10 @@ class Page:
 
     def press(self, key: str) -> None:
         """Presses and releases a key, by its name or character."""
-        text = {"text": key} if len(key) == 1 else {}
-        text |= {"text": "\r", "windowsVirtualKeyCode": 13} if key == "Enter" else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+        fields = {"key": key, "text": key} if len(key) == 1 else {"key": key, "code": key}
+        fields |= _NAMED_KEYS.get(key, {})
+        self.call("Input.dispatchKeyEvent", type="keyDown", **fields)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **fields)
 
     def click(self, selector: str) -> None:
         """Clicks with the mouse into the middle of the first element that matches."""

@@ -278,6 +278,7 @@ def build_report(
     before: tuple[str, Sequence[tuple[Trajectory, Verdict]]] | None = None,
     changes: Comparison | None = None,
     left_out: Sequence[str] = (),
+    gold: bool = True,
 ) -> str:
     """The page as HTML.
 
@@ -294,6 +295,8 @@ def build_report(
         question and rollout.
       changes: the differences from that run to this one.
       left_out: records that could not be read, a line each.
+      gold: False where questions have no gold answers: neither scores nor cells are shown, and
+        the rollouts lie open.
     """
     summary = cells.summarize(verdict for _, verdict in judged)
     images = _Images(render, limits)
@@ -340,6 +343,7 @@ def build_report(
             "P_mmc": changes.p_mmc,
         },
         left_out=left_out,
+        gold=gold,
         percent=tables.percent,
     )
     # Lone surrogates, which a damaged text may hold, cannot be written as UTF-8.
