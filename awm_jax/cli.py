@@ -13,6 +13,7 @@ from ml_collections import config_flags
 COMMANDS = {
     "train": "train one policy for each reward of the config, evaluate, compare",
     "evaluate": "run the agent over a benchmark and score what comes out",
+    "ask": "answer one question about one PDF, with notes to check (own --help)",
     "diagnose": "can one answer from the memories in a file of trajectories? (own --help)",
 }
 _CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
@@ -23,6 +24,14 @@ def _usage() -> str:
     return "\n".join(["usage: python -m awm_jax COMMAND --config=FILE", "", *lines])
 
 
+def _set_up() -> None:
+    """Quiet logs, and compiled programs that are kept between runs; before JAX is first used."""
+    logging.set_verbosity(logging.WARNING)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(".cache", "jax"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
 def _run(argv: list[str]) -> None:
     command = argv[1] if len(argv) > 1 else ""
     if command not in COMMANDS or len(argv) > 2:
@@ -30,11 +39,7 @@ def _run(argv: list[str]) -> None:
         sys.exit(found + _usage())
     if _CONFIG.value is None:
         sys.exit(f"{command} needs --config=FILE, such as configs/tiny_world.py")
-    logging.set_verbosity(logging.WARNING)
-    # Compiled programs are kept between runs; set before JAX is first used.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(".cache", "jax"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    _set_up()
     if command == "train":
         from awm_jax.commands import train
 
@@ -47,6 +52,11 @@ def _run(argv: list[str]) -> None:
 
 def main() -> None:
     """Parses the flags and runs the command."""
+    if sys.argv[1:2] == ["ask"]:
+        from awm_jax.commands import ask
+
+        _set_up()
+        sys.exit(ask.main(sys.argv[2:]))
     if sys.argv[1:2] == ["diagnose"]:
         # Files of any agent, no config; its flags are its own.
         from awm_jax.commands import diagnose

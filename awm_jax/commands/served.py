@@ -1,0 +1,78 @@
+"""Who plays the policy or the reader: a server by its URL, or a checkpoint by its folder."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from awm_jax import servers
+from awm_jax.judging.reader import THINKING_OFF
+from awm_jax.policy_served import make_served_generate
+from awm_jax.servers import Reply, Server
+from awm_jax.types import Generate, Prompt
+
+
+def is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+def find_server(url: str, model: str = "", key_variable: str | None = None, **settings) -> Server:
+    """The server at `url`, with the only model that it has where none is named.
+
+    Args:
+      url: its base URL.
+      model: as the server calls it, empty to ask the server.
+      key_variable: see `servers.Server`, and there for further settings.
+
+    Raises:
+      ValueError: it has several models, or its key is not set.
+      ServerError: it does not answer.
+    """
+    if model:
+        return Server(url, model, key_variable, **settings)
+    found = servers.served_models(Server(url, "any", key_variable, **settings))
+    if len(found) != 1:
+        raise ValueError(f"{url} serves {found}: name one of them")
+    return Server(url, found[0], key_variable, **settings)
+
+
+def served_generate(
+    url: str,
+    section: Mapping[str, Any],
+    *,
+    thinking_off: bool,
+    on_reply: Callable[[Prompt, Reply], None] | None = None,
+) -> tuple[Generate, Server]:
+    """A server as `Generate`, from a section of a config, and which it is.
+
+    Args:
+      url: the server's base URL.
+      section: what `find_server` takes, and `max_tokens`, `tools`, `max_images`, `hosted` of
+        `make_served_generate`: hosted services are not told to leave thinking off.
+      thinking_off: whether Qwen3's thinking is turned off, as for the reader.
+      on_reply: see `make_served_generate`.
+    """
+    settings = dict(section)
+    hosted = settings.pop("hosted")
+    of_generate = {name: settings.pop(name) for name in ("max_tokens", "tools", "max_images")}
+    server = find_server(url, **settings)
+    extra = THINKING_OFF if thinking_off and not hosted else None
+    return make_served_generate(server, **of_generate, extra=extra, on_reply=on_reply), server
+
+
+@dataclasses.dataclass
+class Costs:
+    """What the server counted for each rollout, added up from any thread.
+
+    Attributes:
+      by_seed: a rollout's seed -> prompt tokens, completion tokens and seconds. A prompt's seed
+        is its rollout's with the turn behind it.
+    """
+
+    by_seed: dict[tuple[int, ...], tuple[int, int, float]] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, prompt: Prompt, reply: Reply) -> None:
+        # One rollout asks one thing at a time, so no two threads add to one entry.
+        seed = prompt.seed[:-1]
+        spent = self.by_seed.get(seed, (0, 0, 0.0))
+        new = (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.seconds)
+        self.by_seed[seed] = tuple(map(sum, zip(spent, new, strict=True)))
