@@ -215,9 +215,7 @@ def kl_penalty(
     if old_log_probs is not None:
         rho = jnp.exp(_log_ratio(log_probs, jax.lax.stop_gradient(old_log_probs), mask))
         penalty = penalty * (jax.lax.stop_gradient(rho) if estimator == "k2" else rho)
-    if has_spread is not None:
-        chex.assert_shape(has_spread, mask.shape[:1])
-        penalty = jnp.where(has_spread[:, None], penalty, 0.0)
+    penalty = _of_spread_groups(penalty, has_spread)
     total = _aggregate(penalty, mask, aggregate, trajectory, fixed_length)
     return total, jax.lax.stop_gradient({"kl": _aggregate(estimates["k3"], mask)})
 
@@ -226,14 +224,19 @@ def entropy_bonus(
     entropy: chex.Array,
     mask: chex.Array,
     *,
+    has_spread: chex.Array | None = None,
     aggregate: str = "token",
     fixed_length: int | None = None,
     trajectory: chex.Array | None = None,
 ) -> tuple[WeightedSum, Metrics]:
-    """The policy's entropy `[batch, time]`, in nats, aggregated like the loss."""
+    """The policy's entropy `[batch, time]`, in nats, aggregated like the loss.
+
+    The arguments are those of `kl_penalty`; the metric `entropy` is over all tokens.
+    """
     mask = jnp.asarray(mask, bool)
     metrics = jax.lax.stop_gradient({"entropy": _aggregate(entropy, mask)})
-    return _aggregate(entropy, mask, aggregate, trajectory, fixed_length), metrics
+    bonus = _of_spread_groups(entropy, has_spread)
+    return _aggregate(bonus, mask, aggregate, trajectory, fixed_length), metrics
 
 
 def advantage_metrics(
@@ -249,7 +252,8 @@ def advantage_metrics(
 
     Returns:
       `reward`, `advantage`, `advantage_square` and `valid_share` over rollouts,
-      `zero_spread_share` over groups, and `advantage_range`.
+      `zero_spread_share` over groups, and `advantage_range`, which holds 0: the advantages of
+      a group add up to it.
     """
     everyone = jnp.ones_like(valid, bool)
     groups = has_spread[:, None]
@@ -258,8 +262,8 @@ def advantage_metrics(
         "advantage": _aggregate(advantages, valid),
         "advantage_square": _aggregate(jnp.square(advantages), valid),
         "advantage_range": Range(
-            jnp.min(advantages, where=valid, initial=jnp.inf),
-            jnp.max(advantages, where=valid, initial=-jnp.inf),
+            jnp.min(advantages, where=valid, initial=0.0),
+            jnp.max(advantages, where=valid, initial=0.0),
         ),
         "valid_share": _aggregate(valid.astype(jnp.float32), everyone),
         "zero_spread_share": _aggregate(1.0 - groups, jnp.ones_like(groups)),
@@ -271,6 +275,14 @@ def _log_ratio(log_probs, base_log_probs, mask):
     # Masked before `exp`: an overflow there would reach the gradient as 0 * inf.
     log_ratio = jnp.where(mask, log_probs - base_log_probs, 0.0)
     return jnp.clip(log_ratio, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def _of_spread_groups(values, has_spread):
+    """Zero in the rows of groups without spread, which have no gradient at all."""
+    if has_spread is None:
+        return values
+    chex.assert_shape(has_spread, values.shape[:1])
+    return jnp.where(has_spread[:, None], values, 0.0)
 
 
 def _same_trajectory(trajectory, rows):

@@ -16,6 +16,10 @@ from awm_jax.rl import advantages
 REWARDS = np.array([[1.0, 0.0, 0.0, 1.0], [2.0, 0.0, -0.1, -1.0]], np.float32)
 # None is a dyadic fraction, so that the mean of several is rounded.
 CONSTANTS = np.array([-0.1, 0.7, 1000.1, 1e-38, 3.4e38, -np.pi, np.inf], np.float32)
+# Any float32: random bit patterns, subnormal numbers among them.
+_BITS = np.random.default_rng(0).integers(0, 2**32, 256, dtype=np.uint32)
+_BITS[:16] &= 0x807FFFFF
+ANY = np.concatenate([CONSTANTS, _BITS.view(np.float32)[~np.isnan(_BITS.view(np.float32))]])
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=True)
 JITTED = jax.jit(advantages.group_advantages, static_argnames=("ddof", "scale_by_std", "axis_name"))
 
@@ -70,14 +74,14 @@ class GroupAdvantagesTest(chex.TestCase):
         )
 
     def test_constant_group_is_exactly_zero_at_every_size_jitted(self):
-        groups = [np.repeat(CONSTANTS[:, None], size, axis=1) for size in range(2, 65)]
+        groups = [np.repeat(ANY[:, None], size, axis=1) for size in range(2, 65)]
         fn = jax.jit(lambda groups: [advantages.group_advantages(group) for group in groups])
         for found in fn(groups):
             self.assertTrue((np.asarray(found) == 0).all(), found.shape)
 
     def test_constant_group_is_exactly_zero_at_every_size_eager(self):
-        rewards = np.repeat(np.tile(CONSTANTS, 63)[:, None], 64, axis=1)
-        valid = np.arange(64)[None] < np.repeat(np.arange(2, 65), len(CONSTANTS))[:, None]
+        rewards = np.repeat(np.tile(ANY, 63)[:, None], 64, axis=1)
+        valid = np.arange(64)[None] < np.repeat(np.arange(2, 65), len(ANY))[:, None]
         np.testing.assert_array_equal(
             advantages.group_advantages(rewards, valid), np.zeros(rewards.shape)
         )
@@ -86,12 +90,12 @@ class GroupAdvantagesTest(chex.TestCase):
             np.testing.assert_array_equal(found, np.zeros(found.shape))
 
     @hypothesis.settings(max_examples=30, deadline=None)
-    @hypothesis.given(value=FLOATS, kept=hnp.arrays(bool, 8), epsilon=st.sampled_from([0.0, 1e-6]))
+    @hypothesis.given(value=FLOATS, kept=hnp.arrays(bool, 64), epsilon=st.sampled_from([0.0, 1e-6]))
     def test_constant_group_of_any_float_and_validity(self, value, kept, epsilon):
         rewards = np.where(kept, np.float32(value), np.float32("nan"))[None]
         for fn in (advantages.group_advantages, JITTED):
             found = np.asarray(fn(rewards, kept[None], epsilon=epsilon))
-            np.testing.assert_array_equal(found, np.zeros((1, 8)))
+            np.testing.assert_array_equal(found, np.zeros((1, 64)))
             found = np.asarray(fn(np.full((1, 8), value, np.float32), epsilon=epsilon))
             np.testing.assert_array_equal(found, np.zeros((1, 8)))
 
@@ -200,6 +204,15 @@ class SegmentAdvantagesTest(chex.TestCase):
         )
         found = fn(rewards.reshape(-1)[order], ids[order], valid.reshape(-1)[order])
         np.testing.assert_allclose(found, expected[order], atol=1e-6)
+
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_constant_groups_of_every_size_are_exactly_zero(self):
+        sizes = np.arange(2, 65)
+        ids = np.repeat(np.arange(len(sizes)), sizes)
+        fn = self.variant(functools.partial(advantages.segment_advantages, num_groups=len(sizes)))
+        for values in ANY[: 4 * len(sizes)].reshape(4, len(sizes)):
+            found = fn(values[ids], ids)
+            np.testing.assert_array_equal(found, np.zeros(len(ids)))
 
     def test_ragged_constant_and_padding_are_zero(self):
         rewards = np.array([-0.1, 1.0, -0.1, 3.0, -0.1, 9.0, 9.0], np.float32)

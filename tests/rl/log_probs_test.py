@@ -42,6 +42,17 @@ def _gradients(fn, hidden, head, weights):
     return jax.grad(weighted, argnums=(0, 1))(hidden, head)
 
 
+def _head_gradient_in_float64(hidden, head, targets, banned, weights):
+    """Of the weighted log-probs at temperature 1, by hand."""
+    states = np.asarray(hidden, np.float64).reshape(-1, HIDDEN)
+    logits = states @ np.asarray(head, np.float64).T
+    logits[:, banned] = -np.inf
+    share = np.exp(logits - logits.max(axis=1, keepdims=True))
+    share /= share.sum(axis=1, keepdims=True)
+    d_logits = np.eye(VOCAB)[targets.reshape(-1)] - share
+    return (d_logits * weights.reshape(-1, 1)).T @ states
+
+
 class TokenLogProbsTest(chex.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
     @parameterized.named_parameters(
@@ -166,13 +177,7 @@ class TokenLogProbsTest(chex.TestCase):
         # An fp32 head, cast to the states' dtype inside: its gradient stays fp32.
         _, found = _gradients(lambda *x: (fn(*x),), hidden, head.astype(jnp.float32), weights[:1])
         self.assertEqual(found.dtype, jnp.float32)
-        states = np.asarray(hidden, np.float64).reshape(-1, HIDDEN)
-        logits = states @ np.asarray(head, np.float64).T
-        logits[:, banned] = -np.inf
-        share = np.exp(logits - logits.max(axis=1, keepdims=True))
-        share /= share.sum(axis=1, keepdims=True)
-        d_logits = np.eye(VOCAB)[targets.reshape(-1)] - share
-        exact = (d_logits * weights[0].reshape(-1, 1)).T @ states
+        exact = _head_gradient_in_float64(hidden, head, targets, banned, weights[0])
         error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
         self.assertLess(error, 0.0025)
 
@@ -220,6 +225,23 @@ class MeshTest(parameterized.TestCase):
             np.testing.assert_allclose(found, expected, atol=2e-5)
         for found, expected in zip(gradients, _gradients(fn, hidden, head, weights), strict=True):
             np.testing.assert_allclose(found, expected, atol=2e-5)
+
+    @parameterized.parameters("vocab", "tokens")
+    def test_head_gradient_with_bf16_operands(self, split):
+        hidden, head, targets, banned, weights = _inputs(seed=3, dtype=jnp.bfloat16)
+        fn = functools.partial(
+            log_probs.token_log_probs,
+            targets=targets,
+            banned=banned,
+            chunk_size=1,
+            mesh=self.mesh,
+            split=split,
+        )
+        gradients = jax.jit(lambda h, w: _gradients(lambda *x: (fn(*x),), h, w, weights[:1]))
+        _, found = gradients(hidden, head.astype(jnp.float32))
+        self.assertEqual(found.dtype, jnp.float32)
+        exact = _head_gradient_in_float64(hidden, head, targets, banned, weights[0])
+        self.assertLess(np.linalg.norm(found - exact) / np.linalg.norm(exact), 0.0025)
 
     @parameterized.parameters("vocab", "tokens")
     def test_the_head_is_not_gathered_in_the_loop(self, split):

@@ -334,7 +334,53 @@ class KlPenaltyTest(chex.TestCase):
             losses.kl_penalty(new, ref, mask, estimator="k4")
 
 
-class PartsTest(absltest.TestCase):
+class PartsTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("token", {}),
+        ("sequence", {"aggregate": "sequence"}),
+        ("fixed_length", {"aggregate": "fixed_length", "fixed_length": 10}),
+    )
+    def test_the_whole_objective_of_micro_batches_adds_up(self, options):
+        """1 x 8, 2 x 4 and 8 x 1 rows of unequal length: one number, one gradient."""
+        new, old, advantages, mask = _batch()
+        has_spread, ref = np.arange(8) % 3 > 0, old - 0.2
+
+        @jax.jit
+        def summed(log_probs, *rows):
+            old, ref, advantages, mask, has_spread = rows
+
+            def objective(log_probs):
+                policy, _ = losses.clipped_policy_loss(log_probs, old, advantages, mask, **options)
+                kl, _ = losses.kl_penalty(log_probs, ref, mask, has_spread=has_spread, **options)
+                entropy, _ = losses.entropy_bonus(
+                    -log_probs, mask, has_spread=has_spread, **options
+                )
+                loss = losses.combine(policy, (0.1, kl), (-0.01, entropy))
+                return loss.total, loss
+
+            gradient, loss = jax.grad(objective, has_aux=True)(log_probs)
+            return loss, gradient
+
+        rows = (new, old, ref, advantages, mask, has_spread)
+        whole, gradient = summed(*rows)
+        for size in (1, 4):
+            parts = [summed(*_rows(rows, slice(i, i + size))) for i in range(0, 8, size)]
+            np.testing.assert_allclose(np.sum([x for x, _ in parts], axis=0), whole, rtol=1e-5)
+            np.testing.assert_allclose(
+                np.concatenate([x for _, x in parts]), gradient, rtol=1e-5, atol=1e-7
+            )
+
+    def test_entropy_of_groups_without_spread_has_exactly_no_gradient(self):
+        values, _, _, mask = _batch()
+        has_spread = jnp.arange(8) % 2 == 0
+
+        def total(entropy):
+            return losses.entropy_bonus(entropy, mask, has_spread=has_spread)[0].total
+
+        np.testing.assert_array_equal(jax.grad(total)(values), mask * has_spread[:, None])
+        _, metrics = losses.entropy_bonus(values, mask, has_spread=has_spread)
+        self.assertEqual(metrics["entropy"].weight, mask.sum())
+
     def test_terms_combine_over_one_weight(self):
         new, old, advantages, mask = _batch()
         policy, _ = losses.clipped_policy_loss(new, old, advantages, mask)
@@ -359,6 +405,15 @@ class PartsTest(absltest.TestCase):
         np.testing.assert_allclose(metrics["zero_spread_share"], (2.0, 3.0))
         np.testing.assert_allclose(metrics["valid_share"], (5.0, 6.0))
         np.testing.assert_allclose(metrics["advantage_range"], (-1.0, 1.0))
+
+    def test_advantage_metrics_without_a_valid_rollout_are_finite(self):
+        nothing = jnp.full((2, 2), jnp.nan)
+        metrics = losses.advantage_metrics(
+            jnp.zeros((2, 2)), nothing, jnp.zeros((2, 2), bool), jnp.zeros(2, bool)
+        )
+        np.testing.assert_array_equal(metrics["advantage_range"], (0.0, 0.0))
+        self.assertEqual(metrics["reward"].mean, 0.0)
+        self.assertEqual(metrics["zero_spread_share"].mean, 1.0)
 
     def test_policy_gradient_by_enumeration(self):
         """The loss's expected gradient is that of expected reward, over all two-token strings."""
