@@ -17,7 +17,7 @@ from awm_jax.models.qwen3_vl import ImageFeatures, Model
 from awm_jax.rl.advantages import group_advantages, group_spread
 from awm_jax.rl.log_probs import token_log_probs
 from awm_jax.rl.losses import Metrics, Range, WeightedSum, merge
-from awm_jax.rl.rewards import CellRewards, awm_reward
+from awm_jax.rl.rewards import CellRewards, awm_reward, judge_passes
 from awm_jax.training.batch import PolicyBatch, TrainingSequence, training_sequences
 from awm_jax.training.state import Params, TrainState
 from awm_jax.types import Question, Trajectory, Verdict
@@ -231,6 +231,8 @@ def step_metrics(
 ) -> dict[str, float]:
     """What a step's rollouts say, under TRL's names where it has one; shares of the valid."""
     valid = outcome.valid.reshape(-1)
+    advantages = outcome.advantages.reshape(-1)[valid]
+    passes = judge_passes(np.array([t.valid for t in trajectories]))
     answer = np.array([v.answer_correct for v in verdicts])[valid]
     memory = np.array([v.memory_answerable for v in verdicts])[valid]
     count = max(len(answer), 1)
@@ -249,7 +251,14 @@ def step_metrics(
         "answer_accuracy": float(answer.sum() / count),
         "memory_accuracy": float(memory.sum() / count),
         "p_mmc": float((answer & ~memory).sum() / max(answer.sum(), 1)),
+        "advantage/min": float(np.min(advantages, initial=0.0)),
+        "advantage/max": float(np.max(advantages, initial=0.0)),
+        "advantage/std": float(advantages.std()) if len(answer) else 0.0,
         "judge/failures": float((~valid).sum()),
+        # Appendix C.4: what the reward costs on top of scoring answers. Equal memories are read
+        # once, so the reader may have made fewer.
+        "judge/reader_passes": int(passes.reader),
+        "judge/scorer_passes": int(passes.scorer),
         "agent/steps": float(np.mean(turns)),
         "agent/finding_words": float(np.mean(words)) if words else 0.0,
         "agent/protocol_violations": violations / len(trajectories),

@@ -87,6 +87,12 @@ class StepMetricsTest(absltest.TestCase):
         self.assertAlmostEqual(metrics["cells/00"], 0.0)
         self.assertAlmostEqual(metrics["p_mmc"], 1 / 2)
         self.assertEqual(metrics["judge/failures"], 1)
+        # Rewards 2, 0, -0.1: mean 0.63333, deviation 0.96724.
+        self.assertAlmostEqual(metrics["advantage/max"], 1.41295, places=4)
+        self.assertAlmostEqual(metrics["advantage/min"], -0.75817, places=4)
+        self.assertAlmostEqual(metrics["advantage/std"], 1.0, places=4)
+        # The memory of the rollout whose scorer failed was read all the same.
+        self.assertEqual((metrics["judge/reader_passes"], metrics["judge/scorer_passes"]), (4, 4))
         self.assertEqual(metrics["agent/finding_words"], 2)
         self.assertEqual(metrics["agent/protocol_violations"], 1)
         self.assertEqual(metrics["stop/answered"], 1)
