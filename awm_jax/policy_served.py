@@ -10,10 +10,8 @@ Two forms of tool use on the wire:
   role "tool". These hold text alone there, so that pages follow in a user message.
 """
 
-import base64
 import collections
 import hashlib
-import io
 import itertools
 import json
 import re
@@ -22,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from awm_jax import servers
 from awm_jax.models import processor
@@ -267,18 +264,16 @@ def _content(parts: Sequence[str | Page], encode: Encode) -> str | list[Wire]:
     return wire
 
 
-def png_uri(page: Page) -> str:
-    """A page as a PNG in a data URI, losslessly."""
-    if not page.image.size:
-        raise ValueError(f"page {page.number} of {page.document} has no pixels to be sent")
-    data = io.BytesIO()
-    # The fastest level: a local server does not mind the size.
-    Image.fromarray(page.image).save(data, format="PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode("ascii")
+def page_uri(page: Page) -> str:
+    """A page as a PNG in a data URI."""
+    try:
+        return servers.png_uri(page.image)
+    except ValueError as error:
+        raise ValueError(f"page {page.number} of {page.document}: {error}") from error
 
 
 class _Pngs:
-    """`png_uri` that keeps what was shown last, for any number of threads."""
+    """`page_uri` that keeps what was shown last, for any number of threads."""
 
     def __init__(self, most_bytes: int):
         self._most_bytes, self._bytes = most_bytes, 0
@@ -290,7 +285,7 @@ class _Pngs:
             if page.digest in self._kept:
                 self._kept.move_to_end(page.digest)
                 return self._kept[page.digest]
-        uri = png_uri(page)
+        uri = page_uri(page)
         with self._lock:
             if page.digest not in self._kept:
                 self._kept[page.digest] = uri

@@ -195,7 +195,7 @@ class GenerateTest(ServedTestCase):
 
     def test_a_page_without_pixels_is_no_page(self):
         empty = Page("rivers.pdf", 3, np.zeros((0, 0, 3), np.uint8), "d")
-        with self.assertRaisesRegex(ValueError, "page 3 of rivers.pdf has no pixels"):
+        with self.assertRaisesRegex(ValueError, "page 3 of rivers.pdf: .* no pixels"):
             self.generate()([conversation(Message("user", (empty,)))], temperature=0.0)
 
     def test_an_unknown_form_is_named(self):
@@ -203,7 +203,7 @@ class GenerateTest(ServedTestCase):
             self.generate(tools="xml")
 
     def test_encoded_pages_are_kept_within_their_bytes(self):
-        pngs = policy_served._Pngs(2 * len(policy_served.png_uri(page())))
+        pngs = policy_served._Pngs(2 * len(policy_served.page_uri(page())))
         for number in (1, 2, 1, 3):
             pngs(page(number))
         self.assertEqual(list(pngs._kept), ["digest 1 7", "digest 3 7"])

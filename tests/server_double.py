@@ -139,7 +139,7 @@ class ServerDouble:
         inputs = request.body.get("input", [request.body.get("messages")])
         name = "data" if request.path.endswith("/pooling") else "embedding"
         data = [{"index": place, name: self.embed(item)} for place, item in enumerate(inputs)]
-        return {"model": self.model, "data": data[::-1]}
+        return {"model": self.model, "data": data[::-1], "usage": {"total_tokens": 5}}
 
 
 class _Server(http.server.ThreadingHTTPServer):

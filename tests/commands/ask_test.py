@@ -153,6 +153,7 @@ class LocalPolicyTest(AskTestCase):
             "--dpi=72",
             "--max_pixels=12288",
             "--max_tokens=64",
+            "--max_steps=3",
             "--dtype=float32",
             policy=str(tiny / "policy"),
             pdf=self.folder / "documents" / questions[0].document,
