@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -34,17 +34,47 @@ _NO_IMAGE = np.zeros((0, 0, 3), np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
+class Costs:
+    """What the policy's messages of one rollout took.
+
+    Attributes:
+      prompt_tokens: read, those of earlier turns each time anew.
+      completion_tokens: written.
+      seconds: the sum over the messages; None where they were not timed one by one.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Record:
-    """A rollout with its seed and, where it was judged, its verdict."""
+    """A rollout with its seed and, where they are known, its verdict and its costs."""
 
     trajectory: Trajectory
     seed: tuple[int, ...] = ()
     verdict: Verdict | None = None
+    costs: Costs | None = None
+
+
+def token_costs(trajectory: Trajectory) -> Costs | None:
+    """Costs counted from the samples' tokens; None where they hold none."""
+    samples = [turn.sample for turn in trajectory.turns]
+    read = sum(len(sample.prompt_ids) for sample in samples)
+    written = sum(len(sample.token_ids) for sample in samples)
+    return Costs(read, written) if read else None
 
 
 def to_json(record: Record, *, with_tokens: bool = False) -> dict[str, Any]:
-    """`record` as JSON values; `with_tokens` adds ids and log-probs, exactly as sampled."""
+    """`record` as JSON values, which `trajectory.schema.json` describes.
+
+    Args:
+      record: without costs, those of its tokens are noted.
+      with_tokens: adds ids and log-probs, exactly as sampled.
+    """
     trajectory = record.trajectory
+    costs = record.costs or token_costs(trajectory)
     return {
         "schema": SCHEMA,
         "question": dataclasses.asdict(trajectory.question),
@@ -56,6 +86,7 @@ def to_json(record: Record, *, with_tokens: bool = False) -> dict[str, Any]:
         "memory": _memory_json(trajectory.memory),
         "turns": [_turn_json(turn, with_tokens) for turn in trajectory.turns],
         "verdict": None if record.verdict is None else dataclasses.asdict(record.verdict),
+        "costs": None if costs is None else dataclasses.asdict(costs),
     }
 
 
@@ -83,7 +114,9 @@ def from_json(line: dict[str, Any]) -> Record:
             error=line["error"],
         )
         verdict = None if line["verdict"] is None else Verdict(**line["verdict"])
-        return Record(trajectory, tuple(line["seed"]), verdict)
+        # Lines of the first version have no costs.
+        costs = None if line.get("costs") is None else Costs(**line["costs"])
+        return Record(trajectory, tuple(line["seed"]), verdict, costs)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no record of a rollout: {type(error).__name__}: {error}") from error
 
@@ -129,6 +162,29 @@ def read_records(path: str | pathlib.Path) -> list[Record]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     return records
+
+
+def keep_records(path: str | pathlib.Path, wanted: Callable[[Record], bool]) -> None:
+    """Takes the records out that are not wanted; the others stay byte for byte.
+
+    The file is exchanged as a whole: a kill leaves the old one or the new one.
+
+    Raises:
+      ValueError: a line cannot be read.
+    """
+    path = pathlib.Path(path)
+    # A torn last line is not among the records and goes with the first that is taken out.
+    records = read_records(path)
+    lines = path.read_bytes().split(b"\n")[: len(records)] if path.exists() else []
+    kept = [line for line, record in zip(lines, records, strict=True) if wanted(record)]
+    if len(kept) == len(lines):
+        return
+    new = path.with_name(path.name + ".new")
+    with open(new, "wb") as file:
+        file.write(b"".join(line + b"\n" for line in kept))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
 
 
 def _end_last_line(file: BinaryIO, path: pathlib.Path) -> None:
