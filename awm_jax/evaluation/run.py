@@ -1,9 +1,10 @@
 """Asks every question, judges what comes back, and writes it down as it goes."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 
-from awm_jax.agent.records import Record, append_records, read_records
+from awm_jax.agent.records import Costs, Record, append_records, keep_records, read_records
 from awm_jax.agent.rollout import Task
 from awm_jax.types import Question, Trajectory, Verdict
 
@@ -17,6 +18,8 @@ def evaluate(
     samples: int,
     path: pathlib.Path,
     at_once: int = 512,
+    redo_failed: bool = False,
+    costs: Callable[[tuple[int, ...]], Costs | None] = lambda seed: None,
 ) -> list[tuple[Trajectory, Verdict]]:
     """The judged rollouts of all questions, question by question.
 
@@ -30,6 +33,9 @@ def evaluate(
       samples: rollouts a question.
       path: the records, one a line, in the order in which they were finished.
       at_once: rollouts between two appends to the file.
+      redo_failed: what `path` holds without a judgement is taken out and done again, for
+        servers that may be back: rollouts that are not valid as a whole, others judged anew.
+      costs: a rollout's seed -> what it took, where that is known.
 
     Raises:
       ValueError: `path` holds rollouts of another seed or of other questions.
@@ -40,29 +46,54 @@ def evaluate(
         for sample in range(samples)
     ]
     wanted = {(question.id, sample): task_seed for question, sample, task_seed in tasks}
-    done = {}
-    for record in read_records(path):
+    found = read_records(path)
+    for record in found:
         key = (record.trajectory.question.id, record.trajectory.rollout)
         if wanted.get(key) != record.seed:
             raise ValueError(
                 f"{path}: found question {key[0]}, rollout {key[1]}, seed {record.seed}; expected "
                 f"seed {wanted.get(key)}. It is of another run: use another run directory"
             )
-        done[key] = (record.trajectory, record.verdict)
+    unjudged = []
+    if redo_failed:
+        failed = [record for record in found if not _is_judged(record)]
+        unjudged = [record for record in failed if record.trajectory.valid]
+        found = [record for record in found if _is_judged(record)]
+        if failed:
+            keep_records(path, _is_judged)
+    done = {}
+
+    def write(records: Sequence[Record]) -> None:
+        append_records(path, records)
+        note(records)
+
+    def note(records: Sequence[Record]) -> None:
+        for record in records:
+            key = (record.trajectory.question.id, record.trajectory.rollout)
+            done[key] = (record.trajectory, record.verdict)
+
+    note(found)
+    if unjudged:
+        verdicts = judge([record.trajectory for record in unjudged])
+        write(
+            [
+                dataclasses.replace(record, verdict=verdict)
+                for record, verdict in zip(unjudged, verdicts, strict=True)
+            ]
+        )
     missing = [task for task in tasks if (task[0].id, task[1]) not in done]
     for start in range(0, len(missing), at_once):
         part = missing[start : start + at_once]
         trajectories = roll_out(part)
         verdicts = judge(trajectories)
-        append_records(
-            path,
+        write(
             [
-                Record(trajectory, task[2], verdict)
+                Record(trajectory, task[2], verdict, costs(task[2]))
                 for task, trajectory, verdict in zip(part, trajectories, verdicts, strict=True)
-            ],
+            ]
         )
-        for (question, sample, _), trajectory, verdict in zip(
-            part, trajectories, verdicts, strict=True
-        ):
-            done[question.id, sample] = (trajectory, verdict)
     return [done[question.id, sample] for question, sample, _ in tasks]
+
+
+def _is_judged(record: Record) -> bool:
+    return record.verdict is not None and not record.verdict.error
