@@ -11,7 +11,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from awm_jax.datasets import mmlongbench, tiny_world
+from awm_jax.datasets import longdocurl, mmlongbench, tiny_world
 from awm_jax.documents import index, pdf
 from awm_jax.judging import reader, training_scorer
 from awm_jax.models import hf
@@ -20,7 +20,7 @@ from awm_jax.models.qwen3_vl import Model
 from awm_jax.policy import PageFeatures, make_generate, page_positions
 from awm_jax.training import batch
 from awm_jax.training.batch import PackShape, PolicyBatch, TrainingSequence
-from awm_jax.types import Generate, Question, Render, Search, Trajectory, Verdict
+from awm_jax.types import Document, Generate, Question, Render, Search, Trajectory, Verdict
 
 # The tiny world's answers have the formats of MMLongBench-Doc, so one scorer serves both.
 SCORER = "mmlongbench rules, official"
@@ -64,11 +64,16 @@ def open_library(
         case "mmlongbench":
             questions, report = mmlongbench.load(root)
             notes = str(report).splitlines()
+        case "longdocurl":
+            questions, report = longdocurl.load(root)
+            notes = str(report).splitlines()
         case other:
-            raise ValueError(f"dataset {other!r}: expected tiny_world or mmlongbench")
-    documents, failures = pdf.open_documents(
-        root / "documents", (question.document for question in questions)
-    )
+            raise ValueError(f"dataset {other!r}: expected tiny_world, mmlongbench or longdocurl")
+    names = [question.document for question in questions]
+    if data.dataset == "longdocurl":
+        documents, failures = _open_longdocurl(root, names)
+    else:
+        documents, failures = pdf.open_documents(root / "documents", names)
     notes.append(f"{len(questions)} questions on {len(documents)} documents")
     notes += [f"cannot be opened: {name}: {why}" for name, why in failures.items()]
     notes += [
@@ -84,6 +89,27 @@ def open_library(
             render=pdf.make_render(documents, dpi=data.dpi, max_pixels=data.max_pixels),
             provenance=(*notes, f"index: {report}"),
         )
+
+
+def _open_longdocurl(
+    root: pathlib.Path, names: Iterable[str]
+) -> tuple[dict[str, Document], dict[str, str]]:
+    """LongDocURL's documents, whose ids have no suffix: PDFs where they lie, else page images.
+
+    Page images have no text, so that a search by words finds nothing on them.
+    """
+    names = dict.fromkeys(names)
+    files = {name: root / "documents" / f"{name}.pdf" for name in names}
+    documents, failures = pdf.open_documents(
+        root / "pages", (name for name in names if not files[name].is_file())
+    )
+    for name, path in files.items():
+        if path.is_file():
+            try:
+                documents[name] = pdf.open_document(path, id=name)
+            except pdf.DocumentError as error:
+                failures[name] = str(error)
+    return documents, failures
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,17 +5,35 @@ import functools
 import json
 import pathlib
 import time
+from collections.abc import Callable
 
 import ml_collections
 
 from awm_jax.agent import rollout
-from awm_jax.commands import build, display, provenance
+from awm_jax.agent.records import Costs
+from awm_jax.commands import build, display, provenance, served
 from awm_jax.evaluation import cells, report, tables
 from awm_jax.evaluation.run import evaluate
+from awm_jax.judging import extraction, longdocurl, mmlongbench, reader, training_scorer
+from awm_jax.models import hf
+from awm_jax.models.processor import load_processor
+from awm_jax.policy import make_generate
+from awm_jax.types import Generate
+
+# The tiny world's answers have the formats of MMLongBench-Doc.
+_RULES = {
+    "tiny_world": ("mmlongbench", mmlongbench.score),
+    "mmlongbench": ("mmlongbench", mmlongbench.score),
+    "longdocurl": ("longdocurl", longdocurl.score),
+}
 
 
 def run(config: ml_collections.ConfigDict) -> None:
-    """Every question of the data set ends with a status; the table counts what was judged."""
+    """Every question of the data set ends with a status; the table counts what was judged.
+
+    What failed for a reason that the policy could not help is done again when the command is
+    given again.
+    """
     if config.data.root is None:
         raise ValueError("--config.data.root=DIR names the data set's folder; found none")
     run_dir = pathlib.Path(config.run_dir)
@@ -23,14 +41,16 @@ def run(config: ml_collections.ConfigDict) -> None:
     began = time.monotonic()
     facts = provenance.facts(config)
     settings = rollout.RolloutSettings(**config.rollout)
+    spent = served.Costs()
     with build.open_library(config.data, index_at=run_dir / "index") as library:
-        policy = build.load_policy(config.policy, config.sampler)
-        reader = build.load_reader(config.reader)
+        generate, policy_name = _policy(config, spent)
+        judge, reader_name, scorer = _judge(config)
         display.show_plan(
             "Evaluation",
             [
-                ("policy", f"{config.policy.checkpoint}, {policy.size:,} parameters"),
-                ("reader", f"{config.reader.checkpoint}, {reader.size:,} parameters"),
+                ("policy", policy_name),
+                ("reader", reader_name),
+                ("scorer", scorer),
                 ("data", "\n".join(library.provenance)),
                 ("rollouts", f"{config.data.samples} a question, seed {config.seed}"),
                 ("written to", str(run_dir)),
@@ -42,24 +62,27 @@ def run(config: ml_collections.ConfigDict) -> None:
                 library.questions,
                 roll_out=functools.partial(
                     rollout.run_rollouts,
-                    generate=policy.generate(policy.params, version=0),
+                    generate=generate,
                     search=library.search,
                     render=library.render,
                     settings=settings,
                 ),
-                judge=reader.judge,
+                judge=judge,
                 seed=(config.seed,),
                 samples=config.data.samples,
                 path=run_dir / "trajectories.jsonl",
+                at_once=config.rollouts_at_once,
+                redo_failed=True,
+                costs=functools.partial(_costs, spent),
             )
         statuses = collections.Counter(trajectory.status for trajectory, _ in judged)
         caption = tables.Caption(
             dataset=library.provenance[0],
-            scorer=reader.scorer,
+            scorer=scorer,
             step_budget=settings.max_steps,
             seed=config.seed,
             questions=len(library.questions),
-            details={"policy": config.policy.checkpoint, "commit": facts["commit"]},
+            details={"policy": policy_name, "reader": reader_name, "commit": facts["commit"]},
         )
         rows = [("agent", cells.summarize(verdict for _, verdict in judged))]
         paths = tables.write_tables(run_dir, "table", rows, caption)
@@ -84,3 +107,51 @@ def run(config: ml_collections.ConfigDict) -> None:
     display.show_table(tables.COLUMNS, [tables.cells_of_row(*row) for row in rows], str(caption))
     display.show_plan("", [("ended", ended)])
     display.show_files(paths)
+
+
+def _policy(config: ml_collections.ConfigDict, spent: served.Costs) -> tuple[Generate, str]:
+    """The policy, a server's where its checkpoint is a URL, and its name."""
+    where = config.policy.checkpoint
+    if served.is_url(where):
+        generate, server = served.served_generate(
+            where, config.policy_server, thinking_off=False, on_reply=spent
+        )
+        return generate, str(server)
+    policy = build.load_policy(config.policy, config.sampler)
+    return policy.generate(policy.params, version=0), f"{where}, {policy.size:,} parameters"
+
+
+def _judge(config: ml_collections.ConfigDict) -> tuple[Callable, str, str]:
+    """The reader with the benchmark's rules, the reader's name and the scorer's."""
+    where = config.reader.checkpoint
+    if served.is_url(where):
+        generate, server = served.served_generate(where, config.reader_server, thinking_off=True)
+        name = str(server)
+    else:
+        model = hf.load_model(where, dtype=config.reader.dtype)
+        generate = make_generate(
+            model,
+            model.params,
+            load_processor(hf.checkpoint_directory(where)),
+            enable_thinking=False,
+            **config.reader.sampler,
+        )
+        name = where
+    benchmark, score = _RULES[config.data.dataset]
+    extractors = {"none": None, "rule": extraction.extract}
+    if config.extractor not in extractors:
+        raise ValueError(f"extractor {config.extractor!r}: expected one of {list(extractors)}")
+    extract = extractors[config.extractor]
+    scorer = f"{benchmark} rules, official" + (f"; extractor: {extraction.NAME}" if extract else "")
+    judge = functools.partial(
+        training_scorer.judge,
+        read=functools.partial(reader.read_memories, generate, seed=(0,)),
+        score=functools.partial(training_scorer.rule_scores, score=score, extract=extract),
+        scorer=scorer,
+    )
+    return judge, name, scorer
+
+
+def _costs(spent: served.Costs, seed: tuple[int, ...]) -> Costs | None:
+    """What the server counted; None where none was asked, and then the tokens are counted."""
+    return Costs(*spent.by_seed[seed]) if seed in spent.by_seed else None
