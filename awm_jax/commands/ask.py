@@ -171,7 +171,7 @@ def _roll_out(
             search=index.make_search(client, [document]),
             render=render,
             settings=settings,
-            map_tools=ask_display.shown_map,
+            map_tools=ask_display.make_shown_map(),
         )
     finally:
         client.close()

@@ -4,16 +4,25 @@ from collections.abc import Callable, Iterator
 
 import rich.text
 
-from awm_jax.agent.rollout import Conversation
+from awm_jax.agent.rollout import Conversation, Map
 from awm_jax.commands import display
 from awm_jax.types import ANSWERED, Document, Page, Trajectory, Verdict
 
 
-def shown_map(function: Callable, *items) -> Iterator[Conversation]:
-    """`map` of the rollout's steps that shows what each of them did."""
-    for conversation in map(function, *items):
-        _show_step(conversation)
-        yield conversation
+def make_shown_map() -> Map:
+    """`map` over the steps of one rollout that shows each as soon as it is done."""
+    shown = 0
+
+    def shown_map(function: Callable, *items) -> Iterator[Conversation]:
+        nonlocal shown
+        for conversation in map(function, *items):
+            # A rollout may also end without another step.
+            if len(conversation.turns) > shown:
+                _show_step(conversation)
+                shown = len(conversation.turns)
+            yield conversation
+
+    return shown_map
 
 
 def _line(label: str, text: str, style: str = "") -> None:
@@ -40,8 +49,6 @@ def show_document(document: Document, policy: str, reads: str) -> None:
 
 def _show_step(conversation: Conversation) -> None:
     """The newest turn: what was called, which pages came, what was noted, what was refused."""
-    if not conversation.turns:
-        return
     turn = conversation.turns[-1]
     known = len(conversation.turns[-2].memory.findings) if len(conversation.turns) > 1 else 0
     label = f"step {len(conversation.turns)}"

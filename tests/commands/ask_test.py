@@ -119,9 +119,11 @@ class AskTest(AskTestCase):
         self.assertIn("no answer in 2 steps", page)
 
     def test_a_server_that_fails_is_said(self):
-        self.double.script.extend(["", "", "400", "400"])
+        # The list of models, twice; one step; then policy and reader.
+        self.double.script.extend(["", "", "", "400", "400"])
         status, said, _ = self.ask()
         self.assertEqual(status, 1)
+        self.assertEqual(said.count("step "), 1)
         self.assertRegex(said, "no answer    tool_error: no message of the policy.*HTTP 400")
         self.assertRegex(said, "from notes   the reader failed: .*HTTP 400")
 
