@@ -13,6 +13,7 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -61,7 +62,8 @@ def token_log_probs(
       split: what each device of the mesh holds: "vocab", its rows of the head (which never
         move) against all tokens, or "tokens", its tokens against the head, gathered once.
         The vocabulary must divide by the number of devices.
-      with_entropy: also returns the entropy, from the same pass, with its gradient.
+      with_entropy: also returns the entropy, from the same pass, with its gradient where that
+        is asked for.
 
     Returns:
       `[...]` float32, in nats; with the entropy, a pair of them.
@@ -122,26 +124,34 @@ def select_predictors(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _log_probs_and_entropy(how, hidden, head, targets, banned, scale):
-    return _forward_rule(how, hidden, head, targets, banned, scale)[0]
+def _log_probs_and_entropy(how, *operands):
+    return _on_mesh(how, _forward, operands, ("token",) * 3)[:2]
 
 
-def _forward_rule(how, hidden, head, targets, banned, scale):
-    operands = (hidden, head, targets, banned, scale)
+def _forward_rule(how, *primals):
+    operands = tuple(primal.value for primal in primals)
     log_probs, entropy, log_total = _on_mesh(how, _forward, operands, ("token",) * 3)
     return (log_probs, entropy), (operands, entropy, log_total)
 
 
 def _backward_rule(how, residuals, cotangents):
     operands, entropy, log_total = residuals
+    # An entropy that is only logged costs no gradient.
+    is_logged = isinstance(cotangents[1], SymbolicZero)
+    cotangents = tuple(
+        jnp.zeros_like(entropy) if isinstance(x, SymbolicZero) else x for x in cotangents
+    )
     d_hidden, d_head = _on_mesh(
-        how, _backward, (*operands, entropy, log_total, *cotangents), ("part", "part")
+        how._replace(with_entropy=how.with_entropy and not is_logged),
+        _backward,
+        (*operands, entropy, log_total, *cotangents),
+        ("part", "part"),
     )
     hidden, head, *_ = operands
     return d_hidden.astype(hidden.dtype), d_head.astype(head.dtype), None, None, jnp.zeros(())
 
 
-_log_probs_and_entropy.defvjp(_forward_rule, _backward_rule)
+_log_probs_and_entropy.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
 def _on_mesh(how, function, operands, results):

@@ -49,12 +49,16 @@ def shapes(options, prompt):
     )
 
 
-def temporaries(function, options, prompt=0):
-    compiled = policy_gradient(function, prompt).lower(*shapes(options, prompt)).compile()
-    return compiled.memory_analysis().temp_size_in_bytes / MIB
+def compiled(function, options, prompt=0):
+    return policy_gradient(function, prompt).lower(*shapes(options, prompt)).compile()
 
 
-def seconds(function, options):
+def temporaries(program):
+    return program.memory_analysis().temp_size_in_bytes / MIB
+
+
+def seconds(programs, options):
+    """CPU and wall seconds of each program; they take turns."""
     rng = np.random.default_rng(0)
     hidden, head, targets, old, advantages = shapes(options, 0)
     arguments = (
@@ -64,15 +68,14 @@ def seconds(function, options):
         jnp.full(old.shape, -12.0),
         jnp.asarray(rng.standard_normal(advantages.shape, np.float32)),
     )
-    compiled = policy_gradient(function, 0)
-    jax.block_until_ready(compiled(*arguments))
-    cpu, wall = [], []
+    found = {name: {"cpu_s": [], "wall_s": []} for name in programs}
     for _ in range(options.repeats):
-        start = time.process_time(), time.perf_counter()
-        jax.block_until_ready(compiled(*arguments))
-        cpu.append(time.process_time() - start[0])
-        wall.append(time.perf_counter() - start[1])
-    return {"cpu_s": float(np.median(cpu)), "wall_s": float(np.median(wall))}
+        for name, program in programs.items():
+            start = time.process_time(), time.perf_counter()
+            jax.block_until_ready(program(*arguments))
+            found[name]["cpu_s"].append(time.process_time() - start[0])
+            found[name]["wall_s"].append(time.perf_counter() - start[1])
+    return found
 
 
 def main():
@@ -82,25 +85,29 @@ def main():
     parser.add_argument("--tokens", type=int, default=4_096)
     parser.add_argument("--chunk_size", type=int, default=64)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--compile_only", action="store_true")
     options = parser.parse_args()
     in_blocks = functools.partial(blocks, chunk_size=options.chunk_size)
+    programs = {"blocks": compiled(in_blocks, options), "whole": compiled(whole, options)}
     head_gradient = options.vocab * options.hidden * 4 / MIB
-    ours, theirs = temporaries(in_blocks, options), temporaries(whole, options)
+    reserved = {name: temporaries(program) for name, program in programs.items()}
     report = {
         "jax": jax.__version__,
         "options": vars(options),
         "head_gradient_mib": head_gradient,
-        "temporaries_mib": {"blocks": ours, "whole": theirs},
+        "temporaries_mib": reserved,
         "temporaries_mib_by_prompt_tokens": {
-            prompt: temporaries(in_blocks, options, prompt) for prompt in (4_096, 16_384)
+            prompt: temporaries(compiled(in_blocks, options, prompt)) for prompt in (4_096, 16_384)
         },
+        # The head's gradient is summed where the result lies: it is not among the temporaries.
+        "temporaries_ratio": reserved["blocks"] / reserved["whole"],
+        "at_most": {"temporaries_ratio": 1 / 20, "cpu_ratio": 1.1},
     }
     if not options.compile_only:
-        report["blocks"] = seconds(in_blocks, options)
-        report["whole"] = seconds(whole, options)
-        report["cpu_ratio"] = report["blocks"]["cpu_s"] / report["whole"]["cpu_s"]
+        report["timings"] = seconds(programs, options)
+        least = {name: min(timing["cpu_s"]) for name, timing in report["timings"].items()}
+        report["cpu_ratio"] = least["blocks"] / least["whole"]
     print(json.dumps(report, indent=1))
 
 
