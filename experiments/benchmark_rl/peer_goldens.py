@@ -112,7 +112,7 @@ def from_trl(arrays, mask):
         cases.append(
             {
                 "kl_coefficient": coefficient,
-                "loss": float(loss),
+                "loss": loss.item(),
                 "gradient": log_probs.grad.tolist(),
             }
         )

@@ -45,7 +45,7 @@ def prepare(folder):
     squares = sum(p.grad.double().square().sum() for p in trainer.model.parameters())
     facts = {
         "versions": worker.versions("trl", "torch", "transformers", "accelerate"),
-        "loss": float(loss),
+        "loss": loss.item(),
         "grad_norm": float(squares.sqrt()),
         "entropy": trainer._metrics["train"]["entropy"][-1],
         "threads": torch.get_num_threads(),
