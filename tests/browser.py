@@ -50,12 +50,13 @@ class Page:
         self._session: str | None = None
         self.messages: list[str] = []
         self.requests: list[str] = []
-        self._events: list[dict[str, Any]] = []
+        self._loaded: set[str] = set()
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
         # Keys go to the page even where its window is not in front.
         self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
@@ -101,15 +102,16 @@ class Page:
                 url = parameters["request"]["url"]
                 if not url.startswith("data:") and parameters.get("type") != "Document":
                     self.requests.append(url)
-            case "Page.loadEventFired":
-                self._events.append(message)
+            case "Page.lifecycleEvent" if parameters["name"] == "load":
+                self._loaded.add(parameters["loaderId"])
 
     def open(self, path: pathlib.Path, *, fragment: str = "") -> None:
         """Opens a file and waits until it has loaded."""
-        self._events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
-        while not self._events:
-            self._next()
+        # By way of an empty page: one file with another fragment would not be loaded anew.
+        for url in ("about:blank", path.resolve().as_uri() + fragment):
+            loader = self.call("Page.navigate", url=url)["loaderId"]
+            while loader not in self._loaded:
+                self._next()
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression, promises awaited."""

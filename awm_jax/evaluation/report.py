@@ -133,7 +133,7 @@ class _Images:
         self._render, self._limits = render, limits
         self._positions: dict[tuple[str, int], int | None] = {}
         self.encoded: list[str] = []
-        self._bytes = 0
+        self._bytes, self._full = 0, False
         self._not_given: set[tuple[str, int]] = set()
 
     @property
@@ -145,12 +145,13 @@ class _Images:
     def position(self, document: str, number: int, page: Page | None = None) -> int | None:
         """Where the page's image is in `encoded`; None where there is none."""
         key = (document, number)
-        if self._positions.get(key) is None and not (key in self._positions and page is None):
+        if key not in self._positions or (key in self._not_given and page is not None):
             self._positions[key] = self._encode(document, number, page)
         return self._positions[key]
 
     def _encode(self, document: str, number: int, page: Page | None) -> int | None:
-        if len(self.encoded) >= self._limits.images:
+        self._not_given.discard((document, number))
+        if self._full or len(self.encoded) >= self._limits.images:
             return None
         if page is None or page.image.size == 0:
             if self._render is None:
@@ -166,6 +167,8 @@ class _Images:
         data = io.BytesIO()
         image.save(data, format="JPEG", quality=72, optimize=True)
         if self._bytes + data.tell() > self._limits.image_bytes:
+            # Without trying smaller ones: a run's pages are many, and encoding them takes long.
+            self._full = True
             return None
         self._bytes += data.tell()
         self.encoded.append(base64.b64encode(data.getvalue()).decode("ascii"))

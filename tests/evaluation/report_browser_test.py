@@ -74,8 +74,6 @@ class PageTest(absltest.TestCase):
     def open(self, path, fragment=""):
         self.page.messages.clear()
         self.page.requests.clear()
-        # A fragment alone would not load the page anew.
-        self.page.call("Page.navigate", url="about:blank")
         self.page.open(path, fragment=fragment)
 
     def tearDown(self):
