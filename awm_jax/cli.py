@@ -61,5 +61,6 @@ def main() -> None:
         # Files of any agent, no config; its flags are its own.
         from awm_jax.commands import diagnose
 
+        _set_up()
         sys.exit(diagnose.main(sys.argv[2:]))
     app.run(_run)

@@ -12,13 +12,13 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import ml_collections
 
 from awm_jax import servers
-from awm_jax.commands import display, provenance
+from awm_jax.commands import display, provenance, served
 from awm_jax.commands.diagnosis_display import (
     show_cells,
     show_comparison,
@@ -26,7 +26,6 @@ from awm_jax.commands.diagnosis_display import (
     show_left_out,
     show_rows,
 )
-from awm_jax.documents import pdf
 from awm_jax.evaluation import cells, foreign, report, statistics, tables
 from awm_jax.evaluation.audit import mode_differences
 from awm_jax.judging import (
@@ -38,9 +37,11 @@ from awm_jax.judging import (
     rule_reader,
     training_scorer,
 )
-from awm_jax.types import Memory, Trajectory, Verdict
+from awm_jax.types import Generate, Memory, Question, Trajectory, Verdict
 
 RECORDED = "recorded"
+# (question, reply) of each -> short answers, None where it failed.
+Extract = Callable[[Sequence[tuple[Question, str]]], Sequence[str | None]]
 _EXAMPLE = (
     '{"question": "What was the rate in 2020?", "gold": "4.7%", "final_answer": "4.7 %", '
     '"memory": ["The 2020 rate is 4.7 %."]}'
@@ -98,15 +99,16 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--hosted",
         action="store_true",
-        help="the servers are hosted services: leave out the field that turns thinking off",
+        help="the servers are hosted services: they are not told to leave thinking off, and an "
+        "extractor gets the benchmark's own sequence of messages",
     )
     add(
         "--extractor",
         default="rule",
-        metavar="URL|rule|none",
+        metavar="URL|DIR|rule|none",
         help="who takes the short answer out of a reply (default: %(default)s)",
     )
-    add("--extractor_model", default="gpt-4o", help="(default: %(default)s)")
+    add("--extractor_model", default="", help="as the server calls it, such as gpt-4o")
     add("--extractor_key", metavar="VARIABLE", default=None)
     add(
         "--extraction_prompt",
@@ -115,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--benchmark", choices=("mmlongbench", "longdocurl"), default="mmlongbench")
     add("--mode", choices=mmlongbench.MODES, default="official", help="(default: %(default)s)")
-    add("--dtype", default="bfloat16", help="of a reader from a DIR (default: %(default)s)")
+    add("--dtype", default="bfloat16", help="of models from a DIR (default: %(default)s)")
     add(
         "--documents",
         type=pathlib.Path,
@@ -212,20 +214,6 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if all(summary_of_run.total for _, summary_of_run in rows) else 1
 
 
-def _server(url: str, model: str, key: str | None) -> servers.Server:
-    """The server, with the only model that it has where none is named."""
-    if model:
-        return servers.Server(url, model, key)
-    found = servers.served_models(servers.Server(url, "any", key))
-    if len(found) != 1:
-        raise ValueError(f"{url} serves {found}: name one with --reader_model")
-    return servers.Server(url, found[0], key)
-
-
-def _is_url(text: str) -> bool:
-    return text.startswith(("http://", "https://"))
-
-
 def _reader(arguments: argparse.Namespace) -> tuple[training_scorer.Read | None, str]:
     """Who reads the memories, and its name; None where the records hold the answers."""
     where = arguments.reader
@@ -233,21 +221,52 @@ def _reader(arguments: argparse.Namespace) -> tuple[training_scorer.Read | None,
         return rule_reader.read_memories, rule_reader.NAME
     if where == RECORDED:
         return None, "as recorded in the file"
-    if _is_url(where):
-        server = _server(where, arguments.reader_model, arguments.reader_key)
+    if served.is_url(where):
+        server = served.find_server(where, arguments.reader_model, arguments.reader_key)
         extra = None if arguments.hosted else reader.THINKING_OFF
         return functools.partial(reader.read_served, server, extra=extra), str(server)
-    if not pathlib.Path(where).is_dir():
-        raise ValueError(
-            f"--reader {where}: expected a URL, a Qwen3 checkpoint's folder, rule or {RECORDED}"
+    generate = _local(where, arguments.dtype, f"--reader {where}: expected a URL, rule, {RECORDED}")
+    return functools.partial(reader.read_memories, generate, seed=(0,)), where
+
+
+def _extractor(arguments: argparse.Namespace, out: pathlib.Path) -> tuple[Extract, str]:
+    """Who makes answers short, and its name."""
+    where = arguments.extractor
+    if where == "rule":
+        return extraction.extract_all, extraction.NAME
+    if where == "none":
+        return lambda items: [answer for _, answer in items], "none, answers taken as they are"
+    path = arguments.extraction_prompt
+    instructions = model_extraction.Instructions(
+        arguments.benchmark,
+        path.read_text(encoding="utf-8") if path else "",
+        # Local chat templates take a last assistant message for one to go on with.
+        one_turn=not arguments.hosted,
+    )
+    if served.is_url(where):
+        server = served.find_server(where, arguments.extractor_model, arguments.extractor_key)
+        cache = model_extraction.Cache(out / "extractions.jsonl")
+        extract = functools.partial(model_extraction.extract_served, server, cache=cache)
+        name = str(server)
+    else:
+        generate = _local(
+            where, arguments.dtype, f"--extractor {where}: expected a URL, rule, none"
         )
-    # Imported where it is used: the other readers need no JAX.
+        extract, name = functools.partial(model_extraction.extract_local, generate), where
+    return functools.partial(extract, instructions=instructions), f"{name}, {instructions.name}"
+
+
+def _local(where: str, dtype: str, expected: str) -> Generate:
+    """The model in a checkpoint's folder, thinking off."""
+    if not pathlib.Path(where).is_dir():
+        raise ValueError(f"{expected} or the folder of a Qwen3 checkpoint")
+    # Imported where it is used: servers and rules need no JAX.
     from awm_jax.models import hf
     from awm_jax.models.processor import load_processor
     from awm_jax.policy import make_generate
 
-    model = hf.load_model(where, dtype=arguments.dtype)
-    generate = make_generate(
+    model = hf.load_model(where, dtype=dtype)
+    return make_generate(
         model,
         model.params,
         load_processor(hf.checkpoint_directory(where)),
@@ -256,29 +275,6 @@ def _reader(arguments: argparse.Namespace) -> tuple[training_scorer.Read | None,
         prompt_buckets=(256, 512, 1024, 2048, 4096, 8192),
         batch_buckets=(1, 4, 16),
     )
-    return functools.partial(reader.read_memories, generate, seed=(0,)), where
-
-
-def _extractor(arguments: argparse.Namespace, out: pathlib.Path):
-    """Who makes answers short, and its name."""
-    if arguments.extractor == "rule":
-        return extraction.extract_all, extraction.NAME
-    if arguments.extractor == "none":
-        return lambda items: [answer for _, answer in items], "none, answers taken as they are"
-    if not _is_url(arguments.extractor):
-        raise ValueError(f"--extractor {arguments.extractor}: expected a URL, rule or none")
-    path = arguments.extraction_prompt
-    instructions = model_extraction.Instructions(
-        arguments.benchmark,
-        path.read_text(encoding="utf-8") if path else "",
-        one_turn=not arguments.hosted,
-    )
-    server = servers.Server(arguments.extractor, arguments.extractor_model, arguments.extractor_key)
-    cache = model_extraction.Cache(out / "extractions.jsonl")
-    extract = functools.partial(
-        model_extraction.extract_served, server, instructions=instructions, cache=cache
-    )
-    return extract, f"{server}, {instructions.name}"
 
 
 def _score(benchmark: ModuleType, mode: str, gold, answer: str, answer_format: str) -> float:
@@ -288,8 +284,8 @@ def _score(benchmark: ModuleType, mode: str, gold, answer: str, answer_format: s
 def _judge(
     entries: Sequence[foreign.Entry],
     read: training_scorer.Read | None,
-    extract,
-    score,
+    extract: Extract,
+    score: Callable,
     scorer: str,
 ) -> list[Verdict]:
     """One verdict a record, in order."""
@@ -319,6 +315,9 @@ def _write_page(out, arguments, runs: Sequence[_Run], rows, caption, changes) ->
     ]
     render = None
     if arguments.documents:
+        # Imported where it is used: most runs have no documents beside them.
+        from awm_jax.documents import pdf
+
         names = {entry.trajectory.question.document for run in runs for entry in run.entries}
         documents, _ = pdf.open_documents(arguments.documents, sorted(names - {""}))
         render = pdf.make_render(documents, dpi=96, max_pixels=1_000_000)

@@ -69,7 +69,7 @@ def show_cells(title: str, summary: CellSummary, *, reader: str, extractor: str)
         (f"{percent(summary.p_mmc)} %", "bold dark_orange"),
         (f"   95 % interval [{percent(low)}, {percent(high)}]", ""),
         (
-            f"   {summary.missing_correct:,} of {summary.correct:,} right answers, not in memory",
+            f"   {summary.missing_correct:,} of {summary.correct:,} right answers not in memory",
             "dim",
         ),
     )
