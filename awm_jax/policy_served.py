@@ -7,7 +7,9 @@ Two forms of tool use on the wire:
   <tool_response>, images included. A server whose chat template is Qwen3-VL's renders the very
   prompt that `awm_jax.policy` does, and needs no tool parser.
 * "native" is the API's own, for hosted models: a `tools` field, `tool_calls`, messages with the
-  role "tool". These hold text alone there, so that pages follow in a user message.
+  role "tool". These hold text alone there, so that pages follow in a user message. A server that
+  fails where its tool parser cannot read a call (transformers 5.24's does) makes an error of the
+  server of what is the policy's fault, and that rollout is then not scored.
 """
 
 import collections

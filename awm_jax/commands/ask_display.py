@@ -52,21 +52,20 @@ def _show_step(conversation: Conversation) -> None:
     turn = conversation.turns[-1]
     known = len(conversation.turns[-2].memory.findings) if len(conversation.turns) > 1 else 0
     label = f"step {len(conversation.turns)}"
-    lines = [
-        (f"search: {call.arguments['query']}", "")
-        for call in turn.calls
-        if call.name == "search_pages"
-    ]
-    pages = [str(part.number) for part in turn.observation if isinstance(part, Page)]
-    if pages:
-        lines.append((f"looks at page {', '.join(pages)}", ""))
-    lines += [
-        (f"notes [page {finding.source_page}] {finding.text}", "green")
-        for finding in turn.memory.findings[known:]
-    ]
+    findings = iter(turn.memory.findings[known:])
+    pages = ", ".join(str(part.number) for part in turn.observation if isinstance(part, Page))
+    lines = []
+    for call in turn.calls:
+        match call.name:
+            case "search_pages":
+                lines.append((f"search: {call.arguments['query']}", ""))
+                lines.append((f"looks at page {pages}" if pages else "no page was found", ""))
+            case "update_memory":
+                finding = next(findings)
+                lines.append((f"notes [page {finding.source_page}] {finding.text}", "green"))
+            case "answer":
+                lines.append(("answers", ""))
     lines += [(f"refused: {violation}", "yellow") for violation in turn.violations]
-    if conversation.state.final_answer is not None:
-        lines.append(("answers", ""))
     for place, (text, style) in enumerate(lines or [("nothing was done", "")]):
         _line(label if place == 0 else "", text, style)
 
