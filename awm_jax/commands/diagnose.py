@@ -145,7 +145,11 @@ def _run(arguments: argparse.Namespace) -> int:
     names = [path.stem for path in arguments.trajectories]
     if len(set(names)) < len(names):
         names = [str(path) for path in arguments.trajectories]
-    loaded = [foreign.load(path) for path in arguments.trajectories]
+    benchmark = longdocurl if arguments.benchmark == "longdocurl" else mmlongbench
+    loaded = [
+        foreign.load(path, answer_formats=benchmark.ANSWER_FORMATS)
+        for path in arguments.trajectories
+    ]
     out = arguments.out or pathlib.Path("runs") / "diagnose" / "-vs-".join(
         path.stem for path in arguments.trajectories
     )
@@ -155,7 +159,6 @@ def _run(arguments: argparse.Namespace) -> int:
             return 1
     read, reader_name = _reader(arguments)
     extract, extractor_name = _extractor(arguments, out)
-    benchmark = longdocurl if arguments.benchmark == "longdocurl" else mmlongbench
     score = functools.partial(_score, benchmark, arguments.mode)
     scorer = (
         f"{arguments.benchmark} rules, {arguments.mode}; extractor: {extractor_name}; "

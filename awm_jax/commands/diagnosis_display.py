@@ -1,6 +1,7 @@
 """What `diagnose` shows in the terminal: cells, P_mmc with its interval, examples, bad lines."""
 
 import math
+import re
 from collections.abc import Sequence
 
 import rich.box
@@ -26,6 +27,8 @@ _COLOURS = {
 _WIDTH = 100
 _BAR = 60
 _MOST_LINES = 8
+# Control characters but tab and line feed, directions of writing, halves of surrogate pairs.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def _width() -> int:
@@ -216,7 +219,7 @@ def show_left_out(path: str, left_out: Sequence[Unreadable]) -> None:
     grid.add_column(justify="right", style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for item in left_out[:_MOST_LINES]:
-        grid.add_row(f"line {item.line}", rich.text.Text(item.found))
+        grid.add_row(f"line {item.line}", rich.text.Text(_shorten(item.found, 600)))
     if len(left_out) > _MOST_LINES:
         grid.add_row("", f"and {len(left_out) - _MOST_LINES:,} more, all in unreadable.jsonl")
     _print(
@@ -246,5 +249,6 @@ def show_rows(rows: Rows, caption: Caption) -> None:
 
 
 def _shorten(text: str, most: int = 300) -> str:
-    text = text.strip()
+    """Text for the terminal: cut, and without what a terminal would obey or cannot encode."""
+    text = _UNPRINTABLE.sub("\ufffd", text.strip())
     return text if len(text) <= most else f"{text[:most]}\u2026"

@@ -94,6 +94,7 @@ _PAGE_MARK = re.compile(
 )
 _FORMATS = {"int": "Int", "integer": "Int", "float": "Float", "str": "Str", "string": "Str"}
 _FORMATS |= {"list": "List", "none": "None"}
+MMLONGBENCH_FORMATS = ("Int", "Float", "Str", "List", "None")
 _LONGEST_SHOWN = 120
 
 
@@ -138,10 +139,16 @@ class Unreadable:
     raw: str
 
 
-def load(path: str | pathlib.Path) -> tuple[list[Entry], list[Unreadable]]:
+def load(
+    path: str | pathlib.Path, *, answer_formats: Sequence[str] = MMLONGBENCH_FORMATS
+) -> tuple[list[Entry], list[Unreadable]]:
     """All records of a file, in order; each is in one of the two lists.
 
     The rollouts of one question, told by equal ids, are numbered in the order in which they come.
+
+    Args:
+      path: JSON lines, or one JSON list.
+      answer_formats: what the scorer calls integers, floats, strings, lists and no answer.
 
     Raises:
       ValueError: the file cannot be opened, or it holds no record at all.
@@ -157,7 +164,8 @@ def load(path: str | pathlib.Path) -> tuple[list[Entry], list[Unreadable]]:
     for line, raw in _records(content):
         try:
             record = raw if isinstance(raw, dict) else _object(raw)
-            entries.append(_numbered(entry(record, line), rollouts))
+            found = entry(record, line, answer_formats=answer_formats)
+            entries.append(_numbered(found, rollouts))
         except ValueError as error:
             text = json.dumps(raw) if isinstance(raw, dict) else raw.decode("utf-8", "replace")
             unreadable.append(Unreadable(line, str(error), text))
@@ -217,7 +225,9 @@ def _numbered(found: Entry, rollouts: dict) -> Entry:
     return dataclasses.replace(found, trajectory=dataclasses.replace(trajectory, rollout=number))
 
 
-def entry(record: Mapping[str, Any], line: int) -> Entry:
+def entry(
+    record: Mapping[str, Any], line: int, *, answer_formats: Sequence[str] = MMLONGBENCH_FORMATS
+) -> Entry:
     """The record as an entry.
 
     Raises:
@@ -225,7 +235,11 @@ def entry(record: Mapping[str, Any], line: int) -> Entry:
     """
     if "schema" in record and "turns" in record:
         ours = records.from_json(dict(record))
-        return Entry(line, ours.trajectory, verdict=ours.verdict)
+        question = ours.trajectory.question
+        name = _in_scorers_words(question.answer_format, answer_formats)
+        question = dataclasses.replace(question, answer_format=name)
+        trajectory = dataclasses.replace(ours.trajectory, question=question)
+        return Entry(line, trajectory, verdict=ours.verdict)
     look = _Look(record)
     messages = _messages(look)
     text = look.text("question") or _asked(messages, look)
@@ -233,7 +247,7 @@ def entry(record: Mapping[str, Any], line: int) -> Entry:
         raise look.missing("question", " or a user message")
     turns, noted = _turns(messages)
     gold, final = _answers(look, messages)
-    format_name = _format(look, gold)
+    format_name = _in_scorers_words(_format(look, gold), answer_formats)
     memory = _memory_of(look, messages, noted)
     question = Question(
         id=look.text("id") or f"line {line}",
@@ -343,6 +357,14 @@ def _format(look: _Look, gold: Any) -> str:
             )
         return _FORMATS[str(named).lower()]
     return guess_format(gold)
+
+
+def _in_scorers_words(name: str, answer_formats: Sequence[str]) -> str:
+    """The scorer's name of a format: both benchmarks' begin with the same three letters."""
+    names = {known[:3].lower(): known for known in answer_formats}
+    if name[:3].lower() not in names:
+        raise ValueError(f"answer format {_short(name)}, expected one of {list(answer_formats)}")
+    return names[name[:3].lower()]
 
 
 def guess_format(gold: Any) -> str:
@@ -480,7 +502,8 @@ def _content(message: Mapping) -> str:
 def _calls(message: Mapping) -> list[ToolCall]:
     """The message's tool calls: the API's field, or Qwen's tags in the text."""
     found = []
-    for call in message.get("tool_calls") or ():
+    listed = message.get("tool_calls")
+    for call in listed if isinstance(listed, list) else ():
         function = call.get("function", call) if isinstance(call, Mapping) else {}
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         if isinstance(arguments, str):

@@ -140,6 +140,21 @@ class DiagnoseTest(absltest.TestCase):
         self.assertIn("was memory-missing correct</span>", page)
         self.assertIn("In <bdi>before</bdi>: memory-missing correct", page)
 
+    def test_longdocurls_rules(self):
+        # A list of which half is there: 0.5 by these rules, 0 by MMLongBench-Doc's.
+        line = {"question": "Which?", "gold": ["apple", "pear"], "final_answer": "['apple']"}
+        lines = [line | {"memory": None}, FIVE[1] | {"answer_format": "Integer"}]
+        self.diagnose(self.write(*lines), "--reader", "rule", "--benchmark", "longdocurl")
+        (row,) = self.summary()["rows"]
+        self.assertEqual((row["n"], row["final_acc"]), (2, 0.75))
+        self.assertIn("longdocurl rules, official", self.caption())
+
+    def test_nothing_in_a_record_reaches_the_terminal_as_a_command(self):
+        hostile = FIVE[0] | {"question": "What \x1b[2J\u202e\ud800 rate?", "memory": "\x9b31m"}
+        status, said = self.diagnose(self.write(hostile), "--reader", "rule")
+        self.assertEqual(status, 0)
+        self.assertNotRegex(said, "[\x1b\x9b\u202e\ud800]")
+
     def test_answers_of_a_reader_that_are_in_the_file(self):
         lines = [FIVE[1] | {"memory_answer": "1204"}, FIVE[0]]
         self.diagnose(self.write(*lines), "--reader", "recorded")
