@@ -8,7 +8,9 @@ python -m awm_jax diagnose BEFORE.jsonl AFTER.jsonl --reader DIR
 import argparse
 import dataclasses
 import functools
+import hashlib
 import json
+import math
 import pathlib
 import sys
 import time
@@ -20,14 +22,14 @@ import ml_collections
 from awm_jax import servers
 from awm_jax.commands import display, provenance, served
 from awm_jax.commands.diagnosis_display import (
+    show_agreement,
     show_cells,
     show_comparison,
     show_examples,
     show_left_out,
     show_rows,
 )
-from awm_jax.evaluation import cells, foreign, report, statistics, tables
-from awm_jax.evaluation.audit import mode_differences
+from awm_jax.evaluation import audit, cells, foreign, paper, report, statistics, tables
 from awm_jax.judging import (
     extraction,
     longdocurl,
@@ -97,6 +99,14 @@ def parser() -> argparse.ArgumentParser:
     add("--reader_model", default="", help="as the server calls it; by default its only model")
     add("--reader_key", metavar="VARIABLE", help="environment variable with the server's key")
     add(
+        "--second_reader",
+        default="",
+        metavar="URL|DIR|rule|recorded",
+        help="reads the memories as well, for how far the numbers hang on the reader (kappa)",
+    )
+    add("--second_reader_model", default="")
+    add("--second_reader_key", metavar="VARIABLE")
+    add(
         "--hosted",
         action="store_true",
         help="the servers are hosted services: they are not told to leave thinking off, and an "
@@ -157,6 +167,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if not entries:
             show_left_out(str(path), left_out)
             return 1
+    _check_in_common(arguments.trajectories, [entries for entries, _ in loaded])
     read, reader_name = _reader(arguments)
     extract, extractor_name = _extractor(arguments, out)
     score = functools.partial(_score, benchmark, arguments.mode)
@@ -169,7 +180,8 @@ def _run(arguments: argparse.Namespace) -> int:
         with display.phase(f"judge {len(entries):,} records of {name}"):
             verdicts = _judge(entries, read, extract, score, scorer)
         runs.append(_Run(name, tuple(entries), tuple(left_out), tuple(verdicts)))
-    differing = mode_differences(
+    second = _second_reading(arguments, runs[-1], extract, score)
+    differing = audit.mode_differences(
         [pair for run in runs for pair in run.judged], extract=extract, benchmark=benchmark
     )
     facts = provenance.facts(
@@ -182,8 +194,10 @@ def _run(arguments: argparse.Namespace) -> int:
         scorer=scorer,
         step_budget=None,
         seed=None,
-        questions=len({e.trajectory.question.id for run in runs for e in run.entries}),
+        questions=len({_question(entry) for run in runs for entry in run.entries}),
         details={
+            "sha256": ", ".join(_digest(path) for path in arguments.trajectories),
+            "reader's prompt": hashlib.sha256(reader.READER_SYSTEM.encode()).hexdigest()[:12],
             "scored differently by the other mode": differing,
             "commit": facts["commit"],
         },
@@ -191,14 +205,27 @@ def _run(arguments: argparse.Namespace) -> int:
     rows = [(run.name, cells.summarize(run.verdicts)) for run in runs]
     paths = tables.write_tables(out, "table", rows, caption)
     changes = None
-    if len(runs) == 2:
+    if len(runs) == 2 and all(summary.total for _, summary in rows):
         changes = statistics.paired_bootstrap(runs[0].judged, runs[1].judged, seed=0)
+    artifacts = [(run.name, audit.artifact_audit(run.judged)) for run in runs]
+    paths += paper.write(out, paper.artifact_table(artifacts), caption)
+    paths.append(out / "audit_sheet.csv")
+    paths[-1].write_text(audit.audit_sheet(runs[-1].judged, seed=0), "utf-8", "replace")
     paths.append(_write_page(out, arguments, runs, rows, caption, changes))
     for run, suffix in zip(runs, ["-1", "-2"] if len(runs) == 2 else [""], strict=True):
         paths += _write_records(out, run, suffix)
     summary = json.loads(tables.to_json(rows, caption)) | {
         "left_out": {run.name: len(run.left_out) for run in runs},
         "changes": None if changes is None else statistics.to_json(changes),
+        "second_reader": second
+        and {
+            "reader": arguments.second_reader,
+            "run": runs[-1].name,
+            "kappa": None if math.isnan(second.kappa) else second.kappa,
+            "p_mmc": [None if math.isnan(value) else value for value in second.p_mmc],
+            "agreement": second.agreement,
+            "memories": second.total,
+        },
         "seconds": time.monotonic() - began,
         "provenance": facts,
     }
@@ -209,6 +236,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if changes is not None:
         moves = statistics.moves(runs[0].judged, runs[1].judged)
         show_comparison(runs[0].name, runs[1].name, changes, moves)
+    if second is not None:
+        show_agreement(runs[-1].name, second, reader_name, arguments.second_reader)
     show_examples(runs[-1].judged)
     show_rows(rows, caption)
     for run, path in zip(runs, arguments.trajectories, strict=True):
@@ -219,17 +248,59 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _reader(arguments: argparse.Namespace) -> tuple[training_scorer.Read | None, str]:
     """Who reads the memories, and its name; None where the records hold the answers."""
-    where = arguments.reader
+    return _named_reader(arguments.reader, arguments.reader_model, arguments.reader_key, arguments)
+
+
+def _named_reader(
+    where: str, model: str, key: str | None, arguments: argparse.Namespace
+) -> tuple[training_scorer.Read | None, str]:
     if where == "rule":
         return rule_reader.read_memories, rule_reader.NAME
     if where == RECORDED:
         return None, "as recorded in the file"
     if served.is_url(where):
-        server = served.find_server(where, arguments.reader_model, arguments.reader_key)
+        server = served.find_server(where, model, key)
         extra = None if arguments.hosted else reader.THINKING_OFF
         return functools.partial(reader.read_served, server, extra=extra), str(server)
     generate = _local(where, arguments.dtype, f"--reader {where}: expected a URL, rule, {RECORDED}")
     return functools.partial(reader.read_memories, generate, seed=(0,)), where
+
+
+def _second_reading(
+    arguments: argparse.Namespace, run: _Run, extract: Extract, score: Callable
+) -> statistics.Agreement | None:
+    """The second reader's agreement with the first on a run, None where there is no second one."""
+    if not arguments.second_reader:
+        return None
+    read, name = _named_reader(
+        arguments.second_reader,
+        arguments.second_reader_model,
+        arguments.second_reader_key,
+        arguments,
+    )
+    with display.phase(f"read {len(run.entries):,} memories of {run.name} by {name}"):
+        verdicts = _judge(run.entries, read, extract, score, f"second reader: {name}")
+    again = [(e.trajectory, v) for e, v in zip(run.entries, verdicts, strict=True)]
+    return statistics.reader_agreement(run.judged, again)
+
+
+def _question(entry: foreign.Entry) -> tuple[str, str]:
+    return entry.trajectory.question.document, entry.trajectory.question.id
+
+
+def _digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def _check_in_common(
+    paths: Sequence[pathlib.Path], runs: Sequence[Sequence[foreign.Entry]]
+) -> None:
+    """Before anything is asked: two runs without a common question cannot be compared."""
+    if len(runs) == 2 and not set(map(_question, runs[0])) & set(map(_question, runs[1])):
+        raise ValueError(
+            f"{paths[0]} and {paths[1]} have no question in common; they are told by document "
+            f"and id, such as {_question(runs[0][0])} and {_question(runs[1][0])}"
+        )
 
 
 def _extractor(arguments: argparse.Namespace, out: pathlib.Path) -> tuple[Extract, str]:

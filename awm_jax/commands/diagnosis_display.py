@@ -14,7 +14,7 @@ import rich.text
 from awm_jax.commands.display import console
 from awm_jax.evaluation.cells import CELLS, CellSummary
 from awm_jax.evaluation.foreign import Unreadable
-from awm_jax.evaluation.statistics import Change, Comparison
+from awm_jax.evaluation.statistics import Agreement, Change, Comparison
 from awm_jax.evaluation.tables import COLUMNS, Caption, Rows, cells_of_row, percent
 from awm_jax.types import Trajectory, Verdict
 
@@ -27,6 +27,7 @@ _COLOURS = {
 _WIDTH = 100
 _BAR = 60
 _MOST_LINES = 8
+NO_NUMBER = "\u2013"
 # Control characters but tab and line feed, directions of writing, halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -208,6 +209,34 @@ def _change_cells(change: Change, better: int) -> list[rich.text.Text]:
         rich.text.Text(f"[{100 * change.low:+.1f}, {100 * change.high:+.1f}]"),
         rich.text.Text("<0.001" if change.p_value < 0.001 else f"{change.p_value:.3f}"),
     ]
+
+
+def show_agreement(title: str, agreement: Agreement, first: str, second: str) -> None:
+    """How far two readers agree on which memories can be answered from."""
+    kappa = NO_NUMBER if math.isnan(agreement.kappa) else f"{agreement.kappa:.2f}"
+    lines = rich.text.Text.assemble(
+        ("kappa ", "bold"),
+        (kappa, "bold"),
+        f"   they agree on {agreement.both + agreement.neither:,} of {agreement.total:,} memories",
+        ("\nP_mmc ", "bold"),
+        (" and ".join(f"{percent(value)} %" for value in agreement.p_mmc), "bold dark_orange"),
+        (
+            f"\nonly the first finds {agreement.only_first:,} answerable, only the second "
+            f"{agreement.only_second:,}",
+            "",
+        ),
+        (f"\n\nfirst: {first}\nsecond: {second}", "dim"),
+    )
+    _print(
+        rich.panel.Panel(
+            lines,
+            title=rich.text.Text(f" {title}, read by two "),
+            title_align="left",
+            border_style="bright_black",
+            padding=(1, 2),
+        ),
+        rich.text.Text(""),
+    )
 
 
 def show_left_out(path: str, left_out: Sequence[Unreadable]) -> None:

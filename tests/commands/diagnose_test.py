@@ -155,6 +155,24 @@ class DiagnoseTest(absltest.TestCase):
         self.assertEqual(status, 0)
         self.assertNotRegex(said, "[\x1b\x9b\u202e\ud800]")
 
+    def test_two_readers(self):
+        lines = [FIVE[0] | {"memory_answer": "4.7%"}, FIVE[1] | {"memory_answer": "1204"}, FIVE[3]]
+        status, said = self.diagnose(
+            self.write(*lines), "--reader", "rule", "--second_reader", "recorded"
+        )
+        self.assertEqual(status, 0)
+        second = self.summary()["second_reader"]
+        # The third one has no recorded answer, which is no judgement.
+        self.assertEqual((second["memories"], second["p_mmc"]), (2, [0.5, 0.0]))
+        self.assertIn("P_mmc 50.0 % and 0.0 %", said)
+        self.assertIn("they agree on 1 of 2", said)
+
+    def test_artifacts_and_a_sheet_for_people(self):
+        self.diagnose(self.write(*FIVE), "--reader", "rule")
+        sheet = (self.folder / "out" / "audit_sheet.csv").read_text().splitlines()
+        self.assertLen(sheet, 1 + 4)
+        self.assertIn("| runs |", (self.folder / "out" / "artifact_audit.md").read_text())
+
     def test_answers_of_a_reader_that_are_in_the_file(self):
         lines = [FIVE[1] | {"memory_answer": "1204"}, FIVE[0]]
         self.diagnose(self.write(*lines), "--reader", "recorded")
@@ -172,6 +190,10 @@ class DiagnoseTest(absltest.TestCase):
             status, said = self.diagnose(*arguments)
             self.assertEqual(status, 2)
             self.assertIn(message, said)
+        others = self.write(FIVE[0] | {"id": "z"}, name="others.jsonl")
+        status, said = self.diagnose(path, others, "--reader", "rule")
+        self.assertEqual(status, 2)
+        self.assertRegex(said, r"no question in common.*\('', 'a'\) and \('', 'z'\)")
         status, said = self.diagnose(self.write("{}"), "--reader", "rule")
         self.assertEqual(status, 1)
         self.assertIn("line 1", said)
