@@ -1,6 +1,7 @@
 """Headless Chromium, driven over its debugging pipe: nothing but the browser is needed."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import pathlib
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +29,7 @@ _NAMED_KEYS = {
     "Enter": {"text": "\r", "windowsVirtualKeyCode": 13},
     "Escape": {"windowsVirtualKeyCode": 27},
 }
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 
 
 def executable() -> str | None:
@@ -80,7 +82,8 @@ class Page:
             ready, _, _ = select.select([self._receive], [], [], deadline - time.monotonic())
             data = os.read(self._receive, 1 << 20) if ready else b""
             if not data:
-                raise RuntimeError("the browser says nothing")
+                what = "has ended" if ready else f"said nothing for {_PATIENCE_S:.0f} s"
+                raise RuntimeError(f"the browser {what}")
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\0")
         message = json.loads(line)
@@ -158,16 +161,29 @@ class Page:
         raise RuntimeError("the page was not painted")
 
 
+def _high_pipe() -> tuple[int, int]:
+    """A pipe's two ends, clear of the descriptors 3 and 4 that the browser gets."""
+    low = os.pipe()
+    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
+    for end in low:
+        os.close(end)
+    return high
+
+
 @contextlib.contextmanager
 def running(*, width: int = 1280, height: int = 900) -> Iterator[Page]:
     """A browser with one tab, ended on the way out; its profile is a folder that goes with it."""
-    to_browser, from_us = os.pipe()
-    to_us, from_browser = os.pipe()
+    to_browser, from_us = _high_pipe()
+    to_us, from_browser = _high_pipe()
     command = [executable(), *_FLAGS, f"--window-size={width},{height}"]
-    # The browser reads its pipe as descriptor 3 and writes it as 4.
-    shell = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
+    # The browser reads its pipe as descriptor 3 and writes it as 4. Not by a shell: dash cannot
+    # duplicate descriptors above 9.
+    start = (
+        f"import os, sys; os.dup2({to_browser}, 3); os.dup2({from_browser}, 4); "
+        "os.execvp(sys.argv[1], sys.argv[1:])"
+    )
     process = subprocess.Popen(
-        ["sh", "-c", shell, "sh", *command],
+        [sys.executable, "-S", "-c", start, *command],
         pass_fds=(to_browser, from_browser),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
