@@ -253,7 +253,8 @@ def _card(
         steps=tuple(steps),
         memory=tuple(map(note, trajectory.memory.findings)),
         gold_pages=tuple(thumbnail(number) for number in question.evidence_pages),
-        unseen_gold=tuple(number for number in question.evidence_pages if number not in seen),
+        # Records of other agents may not say which pages were shown; then nothing is claimed.
+        unseen_gold=tuple(n for n in question.evidence_pages if seen and n not in seen),
     )
 
 
