@@ -33,6 +33,8 @@ def server(max_tokens: int) -> ml_collections.ConfigDict:
     c.max_images = config_dict.placeholder(int)
     # Hosted services refuse the field that turns Qwen3's thinking off.
     c.hosted = False
+    # Further fields of the request, as JSON; null takes one out.
+    c.extra = "{}"
     return c
 
 

@@ -68,6 +68,13 @@ def parser() -> argparse.ArgumentParser:
         help="how tools go to a server: as Qwen3 is trained, or as the API has them, for hosted "
         "models (default: %(default)s)",
     )
+    add(
+        "--extra",
+        default="{}",
+        metavar="JSON",
+        help="further fields of the requests to servers, null to take one out: "
+        '\'{"max_tokens": null, "max_completion_tokens": 512}\'',
+    )
     add("--max_steps", type=int, default=15, help="(default: %(default)s)")
     add("--max_tokens", type=int, default=512, help="of a message (default: %(default)s)")
     add("--temperature", type=float, default=0.0, help="(default: %(default)s)")
@@ -189,6 +196,7 @@ def _player(arguments, where: str, model: str, key: str | None, *, reads=False) 
             "tools": arguments.tools,
             "max_images": None,
             "hosted": arguments.hosted,
+            "extra": arguments.extra,
         }
         generate, server = served.served_generate(where, section, thinking_off=reads)
         return _Player(generate, str(server))

@@ -1,6 +1,7 @@
 """Who plays the policy or the reader: a server by its URL, or a checkpoint by its folder."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,17 +47,33 @@ def served_generate(
 
     Args:
       url: the server's base URL.
-      section: what `find_server` takes, and `max_tokens`, `tools`, `max_images`, `hosted` of
-        `make_served_generate`: hosted services are not told to leave thinking off.
+      section: what `find_server` takes; `max_tokens`, `tools` and `max_images` of
+        `make_served_generate`; `hosted`, since such services are not told to leave thinking off;
+        and `extra`, further fields of the request as a JSON object, null to take one out.
       thinking_off: whether Qwen3's thinking is turned off, as for the reader.
       on_reply: see `make_served_generate`.
+
+    Raises:
+      ValueError: see `find_server`; or `extra` is no JSON object.
+      ServerError: see `find_server`.
     """
     settings = dict(section)
+    fields = _json_object(settings.pop("extra"))
     hosted = settings.pop("hosted")
     of_generate = {name: settings.pop(name) for name in ("max_tokens", "tools", "max_images")}
     server = find_server(url, **settings)
-    extra = THINKING_OFF if thinking_off and not hosted else None
+    extra = {**(THINKING_OFF if thinking_off and not hosted else {}), **fields}
     return make_served_generate(server, **of_generate, extra=extra, on_reply=on_reply), server
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"extra {text!r}: expected a JSON object ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"extra {text!r}: expected a JSON object")
+    return found
 
 
 @dataclasses.dataclass

@@ -102,13 +102,20 @@ class AskTest(AskTestCase):
 
     def test_a_hosted_service_with_a_key(self):
         with mock.patch.dict(os.environ, {"DOUBLE_KEY": "sk-0123"}):
-            status, said, page = self.ask("--hosted", "--key=DOUBLE_KEY", "--model=double")
+            status, said, page = self.ask(
+                "--hosted",
+                "--key=DOUBLE_KEY",
+                "--model=double",
+                '--extra={"max_tokens": null, "max_completion_tokens": 99}',
+            )
         self.assertEqual(status, 0)
         self.assertEqual(
             {request.headers["authorization"] for request in self.double.requests},
             {"Bearer sk-0123"},
         )
-        self.assertNotIn("chat_template_kwargs", self.double.bodies()[-1])
+        for body in self.double.bodies():
+            self.assertNoCommonElements(body, ["chat_template_kwargs", "max_tokens"])
+            self.assertEqual(body["max_completion_tokens"], 99)
         self.assertNotIn("sk-0123", said + page)
 
     def test_no_answer_is_said(self):
@@ -138,6 +145,7 @@ class AskTest(AskTestCase):
             self.assertRegex(said, expected)
             self.assertNotIn("secret", said)
             self.assertEqual(said.count("\n"), 1)
+        self.assertIn("extra '[1]': expected a JSON object", self.ask("--extra=[1]")[1])
         self.double.model = "a"
         with mock.patch.object(
             ServerDouble, "reply", lambda *_: {"data": [{"id": "a"}, {"id": "b"}]}
