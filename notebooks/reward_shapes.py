@@ -21,6 +21,8 @@
 # sampled, so no difference you see is noise.
 
 # %%
+import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -84,7 +86,19 @@ for cell in range(4):
     axis.barh(CELLS[cell], last + 1.1, left=-1.1, color=COLOURS[cell], height=0.6)
 axis.set_xlabel("group mean reward")
 plt.show()
-dict(zip(CELLS, np.asarray(rewards.cell_values(rewards.AWM)).tolist(), strict=True))
+
+# %% [markdown]
+# ## Three preferences, in units of the spread
+#
+# Section 3.1 asks for three pairwise preferences, and section 3.2 gives each a margin: a difference
+# of two rewards over the group's spread. The answer-only reward has the middle one alone.
+
+# %%
+spread = 1.0
+for name, cells in (("AWM", rewards.AWM), ("answer only", rewards.ANSWER_ONLY)):
+    print(name)
+    for preference, margin in rewards.margins(cells, spread)._asdict().items():
+        print(f"  {preference:<22} {float(margin):.2f}")
 
 # %% [markdown]
 # ## The three knobs
@@ -129,6 +143,7 @@ for name, cells, style in (("AWM", rewards.AWM, "o-"), ("answer only", rewards.A
     axes[0].plot(sizes, share, style, color="black", label=name)
 axes[0].set(xscale="log", xlabel="group size", ylabel="groups with a signal", xticks=sizes)
 axes[0].set_xticklabels(sizes)
+axes[0].minorticks_off()
 axes[0].legend(frameon=False)
 spreads = np.stack(
     [simulation.exact_advantages(mixture_with(0.3), group_size=n).cell_std for n in sizes[:4]]
@@ -153,7 +168,14 @@ n, n_minus_1 = (
 )
 print("ratio of the mean advantages:", np.round(n_minus_1 / n, 4))
 
-constant = np.full((1, 8), -0.1, np.float32)
-naive = (constant - constant.mean(1, keepdims=True)) / (constant.std(1, keepdims=True) + 1e-6)
-exact = advantages.group_advantages(constant)
-print("eight times -0.1, textbook formula:", naive[0, :3], " here:", np.asarray(exact)[0, :3])
+
+@jax.jit
+def textbook(group):
+    mean, std = (f(group, axis=1, keepdims=True) for f in (jnp.mean, jnp.std))
+    return (group - mean) / (std + 1e-6)
+
+
+for reward in (-0.1, 0.7):
+    constant = np.full((1, 8), reward, np.float32)
+    naive, exact = textbook(constant), advantages.group_advantages(constant)
+    print(f"eight times {reward}: textbook {naive[0, 0]:.4f}, here {exact[0, 0]:.4f}")

@@ -36,6 +36,15 @@ class NotebooksTest(parameterized.TestCase):
         self.assertEqual(found, list(_cells_of_script(script)), "run: jupytext --sync")
 
     @parameterized.parameters(*NAMES)
+    def test_shows_what_a_run_from_top_to_bottom_gave(self, name):
+        notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        self.assertEqual([cell["execution_count"] for cell in code], [*range(1, len(code) + 1)])
+        kinds = [output["output_type"] for cell in code for output in cell["outputs"]]
+        self.assertNotEmpty(kinds)
+        self.assertNotIn("error", kinds)
+
+    @parameterized.parameters(*NAMES)
     def test_runs(self, name):
         run = subprocess.run(
             [sys.executable, NOTEBOOKS / f"{name}.py"],
