@@ -54,7 +54,7 @@ AGENT_TOOLS = (SEARCH_PAGES, UPDATE_MEMORY, ANSWER)
 AGENT_SYSTEM = (
     "You answer a question about one long document by looking at its pages. "
     "Search for pages. After each search, before anything else, write what you found to the "
-    "working memory, with the page it stands on. Earlier pages are taken away; the memory "
+    "working memory, with the page it stands on. Earlier pages may be taken away; the memory "
     "stays. When you know the answer, give it. If the document does not hold it, answer "
     "Not answerable."
 )

@@ -28,7 +28,11 @@ def evaluate(models: pathlib.Path, library: lessons.Library, *, samples: int, se
         models / "policy", max_new_tokens=48, prompt_buckets=(32, 96, 192), batch_buckets=(64, 256)
     )
     read = load(
-        models / "reader", max_new_tokens=16, prompt_buckets=(64, 160), batch_buckets=(256,)
+        models / "reader",
+        max_new_tokens=16,
+        prompt_buckets=(64, 160),
+        batch_buckets=(256,),
+        enable_thinking=False,
     )
     tasks = [
         (question, rollout_index, (seed, place, rollout_index))

@@ -24,6 +24,8 @@ PAGE_TOKENS = TOKEN_ROWS * TOKEN_COLUMNS
 # What a merged token should know: up to two tokens of the word that begins in its cell, the
 # label of its row.
 PIXEL_SLOTS = 3
+# Where a reader has nothing to know; see `marked`.
+UNMARKED = -1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,11 +116,14 @@ class Example:
       ids: `[time]` int32, images expanded.
       weight: `[time]` float32, how much the prediction of each id counts.
       pages: indices of the pages shown, in order.
+      marks: `[time]` int32, what a reader should know at each id (see `marked`); None for
+        nothing.
     """
 
     ids: np.ndarray
     weight: np.ndarray
     pages: tuple[int, ...] = ()
+    marks: np.ndarray | None = None
 
 
 class Writer:
@@ -294,16 +299,23 @@ def random_memory(
     return Memory(tuple(Finding(int(rng.integers(2, 13)), str(line)) for line in lines))
 
 
-def distractor(rng: np.random.Generator, attribute: str, rivers: Sequence[str]) -> str:
-    """A note that does not answer: generic, or about another river or another attribute."""
+def distractor(
+    rng: np.random.Generator,
+    attribute: str,
+    rivers: Sequence[str],
+    *,
+    generic: float = 0.4,
+    other_river: float = 0.35,
+) -> str:
+    """A note that does not answer: generic, about another river or about another attribute."""
     kind = rng.random()
-    if kind < 0.4:
+    if kind < generic:
         template = tiny_world.GENERIC_FINDINGS[rng.integers(len(tiny_world.GENERIC_FINDINGS))]
         river = rivers[rng.integers(len(rivers))]
         return template.format(attribute=attribute, river=river)
     other_rivers = [river for river in tiny_world.RIVERS if river not in rivers]
     other_attributes = [name for name in tiny_world.ATTRIBUTES if name != attribute]
-    if kind < 0.75:
+    if kind < generic + other_river:
         river = other_rivers[rng.integers(len(other_rivers))]
     else:
         river = rivers[rng.integers(len(rivers))]
@@ -321,24 +333,49 @@ def memory_answer(writer: Writer, library: Library, rng: np.random.Generator) ->
     return writer.example(prompt, answer_parts(tiny_world.answer_text(values), 1.0))
 
 
-def lookup(writer: Writer, rng: np.random.Generator, query_count: int = 4) -> Example:
-    """Four notes, then some of their values again in another order; only these count.
+def marked(writer: Writer, example: Example) -> Example:
+    """The same example of reading, with marks on what its question asks for among its notes.
 
-    The notes differ in their river, in their attribute, or in both, so that each of the two
-    has to be looked at.
+    At an attribute the mark is 1 if it is asked for, at a river 1 or 2, its place in the
+    question, at the first digit of a value the mark of its river if its attribute is asked for
+    too, and 0 if not. Without marks a reader looks at values and not at their keys for a long time.
     """
-    river_count = int(rng.choice([1, 2, 4]))
-    rivers = [str(river) for river in rng.permutation(tiny_world.RIVERS)[:river_count]]
-    names = rng.permutation(tiny_world.ATTRIBUTES)[: 4 // river_count]
-    facts = [(str(name), river, str(rng.integers(10, 100))) for river in rivers for name in names]
-    rng.shuffle(facts)
-    lines = tuple(Finding(int(rng.integers(2, 13)), _finding(*map(str, fact))) for fact in facts)
-    user = Message("user", (f"Notes:\n{Memory(lines).text}",))
-    parts = []
-    for place in rng.permutation(len(facts))[:query_count]:
-        attribute, river, value = facts[place]
-        parts += [(f"{attribute} of {river} is ", 0.0), (str(value), 1.0), (", ", 0.0)]
-    return writer.example(writer.render_chat([user], enable_thinking=False), parts)
+
+    def single(text: str) -> int:
+        (token,) = writer.encode(text)
+        return token
+
+    rivers, attributes = (
+        [single(name) for name in names] for names in (tiny_world.RIVERS, tiny_world.ATTRIBUTES)
+    )
+    notes, end, before_value = map(single, ("\nNotes:\n", vocabulary.END, " is "))
+    start = int(np.flatnonzero(example.ids == notes)[0])
+    stop = start + int(np.flatnonzero(example.ids[start:] == end)[0])
+    question = example.ids[:start]
+    (attribute,) = question[np.isin(question, attributes)]
+    asked = list(question[np.isin(question, rivers)])
+    marks = np.full(len(example.ids), UNMARKED, np.int32)
+    attribute_mark = river_mark = 0
+    for place in range(start, stop):
+        token = example.ids[place]
+        if token in attributes:
+            marks[place] = attribute_mark = int(token == attribute)
+        elif token in rivers:
+            marks[place] = river_mark = asked.index(token) + 1 if token in asked else 0
+        elif example.ids[place - 1] == before_value:
+            marks[place] = attribute_mark * river_mark
+    return dataclasses.replace(example, marks=marks)
+
+
+def picking(writer: Writer, rng: np.random.Generator) -> Example:
+    """A question and notes in random order that hold the answer among others that do not."""
+    attribute, rivers = random_asking(rng, two_hop=0.4)
+    values = random_values(rng, len(rivers))
+    lines = [_finding(attribute, *pair) for pair in zip(rivers, values, strict=True)]
+    for _ in range(rng.integers(1, 4)):
+        lines.append(distractor(rng, attribute, rivers, generic=0.15, other_river=0.55))
+    rng.shuffle(lines)
+    return _reading(writer, rng, attribute, rivers, lines, tiny_world.answer_text(values))
 
 
 def reader_example(writer: Writer, rng: np.random.Generator) -> Example:

@@ -29,10 +29,12 @@ PATCH, MERGE = 16, 2
 # The share of the other steps that the patch projection takes. A pixel enters it six times, as
 # three equal colours in two equal frames, so that equal steps would move it six times as fast.
 PATCH_STEP = 1 / 8
+# Of the reader's steps: what Muon takes of them, and what the token embedding does.
+MUON_STEP, EMBEDDING_STEP = 5.0, 1 / 4
 
-PIXEL_STEPS, READING_STEPS, PROTOCOL_STEPS = 350, 300, 300
-LOOKUP_STEPS, READER_STEPS = 400, 400
-READER_EXAMPLES = 6000
+PIXEL_STEPS, READING_STEPS, PROTOCOL_STEPS = 350, 300, 400
+PICKING_STEPS, READER_STEPS = 400, 600
+READER_EXAMPLES = 20_000
 ROW_LENGTH, READER_ROW_LENGTH = 112, 128
 
 
@@ -58,13 +60,13 @@ def text_config(tokenizer, *, hidden: int, inner: int, layers: int, head_dim: in
 
 def policy_config(tokenizer) -> config.Config:
     ids = {text: tokenizer.token_to_id(text) for text in vocabulary.SPECIAL}
-    text = text_config(tokenizer, hidden=64, inner=192, layers=3, head_dim=16)
+    text = text_config(tokenizer, hidden=64, inner=192, layers=3, head_dim=32)
     text |= {
         "model_type": "qwen3_vl_text",
         "rope_scaling": {
             "rope_type": "default",
             "mrope_interleaved": True,
-            "mrope_section": [2, 3, 3],
+            "mrope_section": [6, 5, 5],
         },
     }
     vision = {
@@ -98,8 +100,8 @@ def policy_config(tokenizer) -> config.Config:
 
 
 def reader_config(tokenizer) -> config.Config:
-    text = text_config(tokenizer, hidden=64, inner=192, layers=3, head_dim=32)
-    text |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3}
+    text = text_config(tokenizer, hidden=64, inner=192, layers=4, head_dim=32)
+    text |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 4}
     return config.parse_config(
         {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **text}
     )
@@ -188,6 +190,43 @@ def optimiser() -> optax.GradientTransformation:
     )
 
 
+def reader_optimiser() -> optax.GradientTransformation:
+    """Muon on the matrices of the layers, AdamW on the rest, for a step size of 1.
+
+    The embedding takes smaller steps: at full ones the names of the rivers grow alike before the
+    reader has learnt to tell them apart.
+    """
+
+    def matrices(params):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: (
+                optax.contrib.MuonDimensionNumbers(1, 2)
+                if x.ndim == 3 and "layers" in jax.tree_util.keystr(path)
+                else None
+            ),
+            params,
+        )
+
+    def slow_embedding(updates, _):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: x * EMBEDDING_STEP if "embed" in jax.tree_util.keystr(path) else x,
+            updates,
+        )
+
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.contrib.muon(
+            MUON_STEP,
+            adam_learning_rate=1.0,
+            adam_b2=0.98,
+            weight_decay=0.01 / MUON_STEP,
+            adam_weight_decay=0.01,
+            muon_weight_dimension_numbers=matrices,
+        ),
+        optax.stateless(slow_embedding),
+    )
+
+
 def apply_updates(params, updates, size):
     return jax.tree.map(lambda x, update: x + size * update, params, updates)
 
@@ -265,13 +304,14 @@ def collate(
     """Packs examples into rows, the longest first; whoever finds no room is left out.
 
     Returns:
-      ids, segments, weight: `[rows, time]`.
+      ids, segments, weight, marks: `[rows, time]`.
       positions: `[3, rows, time]`, where the model has images.
       pages: `[rows * TOP_K]`, indices of the pages shown, in the order of the rows.
     """
     ids = np.full((rows, time), pad, np.int32)
     segments = np.zeros((rows, time), np.int32)
     weight = np.zeros((rows, time), np.float32)
+    marks = np.full((rows, time), lessons.UNMARKED, np.int32)
     positions = np.zeros((3, rows, time), np.int32)
     filled, pages = [0] * rows, [[] for _ in range(rows)]
     for example in sorted(examples, key=lambda example: -len(example.ids)):
@@ -284,6 +324,8 @@ def collate(
         # What stands before the first token of a segment does not predict it.
         weight[row, part.start] = 0
         segments[row, part] = segments[row].max() + 1
+        if example.marks is not None:
+            marks[row, part] = example.marks
         if model.config.vision is not None:
             positions[:, row, part], _ = processor.mrope_positions(
                 example.ids,
@@ -293,7 +335,7 @@ def collate(
             )
         filled[row] += count
         pages[row] += example.pages
-    batch = {"ids": ids, "segments": segments, "weight": weight}
+    batch = {"ids": ids, "segments": segments, "weight": weight, "marks": marks}
     if model.config.vision is not None:
         flat = sum(pages, [])
         batch["positions"] = positions
@@ -302,7 +344,7 @@ def collate(
     return batch
 
 
-def sequence_logits(model, params, batch, table):
+def sequence_hidden(model, params, batch, table) -> jax.Array:
     features = {}
     if table is not None:
         features["position_ids"] = batch["positions"]
@@ -312,30 +354,48 @@ def sequence_logits(model, params, batch, table):
                 table.deepstack.shape[0], -1, table.merged.shape[-1]
             ),
         )
-    return model.apply(params, batch["ids"], segment_ids=batch["segments"], **features)[:, :-1]
+    return model.hidden(params, batch["ids"], segment_ids=batch["segments"], **features)
 
 
-def weighted_loss(model, params, batch, table):
-    """Sum of weighted losses, sum of weights, and which predictions are right."""
-    logits = sequence_logits(model, params, batch, table)
+def next_token_loss(model, params, hidden, batch):
+    """The weighted mean of the losses, and which predictions are right, `[rows, time - 1]`."""
+    logits = jnp.einsum("btd,vd->btv", hidden[:, :-1], model.output_embedding(params))
     targets, weight = batch["ids"][:, 1:], batch["weight"][:, 1:]
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    right = jnp.argmax(logits, -1) == targets
-    return jnp.sum(loss * weight), jnp.sum(weight), right
+    return jnp.sum(loss * weight) / jnp.sum(weight), jnp.argmax(logits, -1) == targets
+
+
+def mark_loss(head, hidden, batch):
+    """How well `head` `[hidden, 3]` tells the marks; see `lessons.marked`."""
+    known = batch["marks"] != lessons.UNMARKED
+    loss = optax.softmax_cross_entropy_with_integer_labels(
+        hidden @ head, jnp.where(known, batch["marks"], 0)
+    )
+    return jnp.sum(loss * known) / jnp.maximum(jnp.sum(known), 1)
 
 
 class SequenceTrainer:
-    """Next-token training on packed batches of one shape, one compiled step for all stages."""
+    """Next-token training on packed batches of one shape, one compiled step for all stages.
 
-    def __init__(self, model, table, *, rows: int, time: int, pad: int, log: Log, frozen=()):
+    Parameters may have a part `marks`, `[hidden, 3]`: then the marks are learnt beside.
+    """
+
+    def __init__(self, model, table, *, tx, rows: int, time: int, pad: int, log: Log, frozen=()):
         """`table`: features of all pages, or None; `frozen`: top-level parameters that stay."""
         self.model, self.table, self.log, self.frozen = model, table, log, frozen
         self.collate = functools.partial(collate, rows=rows, time=time, pad=pad, model=model)
-        self.tx = optimiser()
+        self.tx = tx
+
+        def hidden_and_loss(params, batch, table):
+            params = {name: part for name, part in params.items() if name != "marks"}
+            hidden = sequence_hidden(model, params, batch, table)
+            return hidden, *next_token_loss(model, params, hidden, batch)
 
         def loss(moving, still, batch, table):
-            total, weight, _ = weighted_loss(model, moving | still, batch, table)
-            return total / weight
+            hidden, value, _ = hidden_and_loss(moving | still, batch, table)
+            if "marks" in moving:
+                value += mark_loss(moving["marks"], hidden, batch)
+            return value
 
         def step(moving, moments, still, batch, table, size):
             value, grads = jax.value_and_grad(loss)(moving, still, batch, table)
@@ -343,7 +403,7 @@ class SequenceTrainer:
             return apply_updates(moving, updates, size), moments, value
 
         def wrong(params, batch, table):
-            _, _, right = weighted_loss(model, params, batch, table)
+            _, _, right = hidden_and_loss(params, batch, table)
             return ~right & (batch["weight"][:, 1:] > 0)
 
         self.step = jax.jit(step, donate_argnums=(0, 1))
@@ -511,8 +571,9 @@ def make_policy(tokenizer, library, dev, *, seed: int, log: Log, out: pathlib.Pa
     # The tower stays as it is from here on, so that each page is encoded once.
     table = feature_table(model, params, np.concatenate([images, dev_images]))
     trainer = SequenceTrainer(
-        model, table, rows=32, time=ROW_LENGTH, pad=pad, log=log, frozen=("visual",)
-    )
+        model, table, tx=optimiser(), rows=32, time=ROW_LENGTH, pad=pad, log=log,
+        frozen=("visual",),
+    )  # fmt: skip
 
     def on_dev(examples):
         return [shifted(example, len(images)) for example in examples]
@@ -545,25 +606,47 @@ def make_policy(tokenizer, library, dev, *, seed: int, log: Log, out: pathlib.Pa
     save(model, params, tokenizer, out)
 
 
+def fresh_reader(model) -> dict:
+    """Random parameters of a reader whose heads begin by looking at equal tokens.
+
+    A group's key kernel starts as the kernel of its first query head (the idea of mimetic
+    initialisation, arXiv 2305.09828), and the head for the marks starts at zero.
+    """
+    params = fresh_parameters(model)
+    attention = params["language_model"]["layers"]["self_attn"]
+    layers, hidden, _ = attention["q_proj"]["kernel"].shape
+    by_group = (layers, hidden, model.config.text.num_key_value_heads, -1)
+    first_head = attention["q_proj"]["kernel"].reshape(*by_group)
+    first_head = first_head[..., : model.config.text.head_dim]
+    attention["k_proj"]["kernel"] = first_head.reshape(layers, hidden, -1)
+    return params | {"marks": jnp.zeros((hidden, 3))}
+
+
 def make_reader(tokenizer, *, seed: int, log: Log, out: pathlib.Path) -> None:
     """Question and notes -> answer, or that the notes do not hold it."""
     rng = np.random.default_rng(seed + 5)
     writer = lessons.Writer(tokenizer, processor.render_chat)
     model = hf.init_model(reader_config(tokenizer), jax.random.key(seed + 1))
-    pool = [lessons.reader_example(writer, rng) for _ in range(READER_EXAMPLES)]
-    looking_up = [lessons.lookup(writer, rng) for _ in range(4000)]
-    pad = tokenizer.token_to_id(vocabulary.PAD)
-    trainer = SequenceTrainer(model, None, rows=24, time=READER_ROW_LENGTH, pad=pad, log=log)
+    picking, pool = (
+        [lessons.marked(writer, lesson(writer, rng)) for _ in range(READER_EXAMPLES)]
+        for lesson in (lessons.picking, lessons.reader_example)
+    )
     probes = lessons.reader_probes(writer, rng, 64)
-    probes["lookup"] = [lessons.lookup(writer, rng, 1) for _ in range(64)]
+    pad = tokenizer.token_to_id(vocabulary.PAD)
+    trainer = SequenceTrainer(
+        model, None, tx=reader_optimiser(), rows=16, time=READER_ROW_LENGTH, pad=pad, log=log
+    )
+    # First the notes always hold the answer: as long as "Not answerable" pays, nothing else is
+    # tried.
     params = trainer.learn(
-        fresh_parameters(model), [(looking_up, 24), (pool, 36)], stage="lookup",
-        steps=LOOKUP_STEPS, peak=3e-3, seed=seed, probes=probes, every=100, decay=0.0,
+        fresh_reader(model), [(picking, 27)], stage="picking", steps=PICKING_STEPS,
+        peak=4e-3, seed=seed, probes=probes, every=100, decay=0.0,
     )  # fmt: skip
     params = trainer.learn(
-        params, [(looking_up, 4), (pool, 84)], stage="reader", steps=READER_STEPS, peak=3e-3,
+        params, [(picking, 6), (pool, 21)], stage="reader", steps=READER_STEPS, peak=4e-3,
         seed=seed, probes=probes, every=100, decay=0.6,
     )  # fmt: skip
+    del params["marks"]
     save(model, params, tokenizer, out)
 
 
