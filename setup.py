@@ -35,7 +35,10 @@ setuptools.setup(
         "tokenizers>=0.22",
         "transformers>=5.0",
     ],
-    package_data={"awm_jax.evaluation": ["report.html"]},
+    package_data={
+        "awm_jax.agent": ["trajectory.schema.json"],
+        "awm_jax.evaluation": ["report.html"],
+    },
     extras_require={
         "test": [
             "pytest>=8.0",
@@ -44,6 +47,8 @@ setuptools.setup(
             "hypothesis>=6.120",
             "ruff>=0.12",
         ],
+        # Ahead-of-time compilation for TPUs that are not here; see the command `plan`.
+        "plan": ["libtpu>=0.0.20"],
         # Live comparison with Hugging Face; the committed goldens need none of it.
         "parity": ["torch>=2.8"],
     },

@@ -146,7 +146,8 @@ class Sample:
         temperature 1. Top-p and top-k do not change them.
       text: `token_ids` decoded, without the end token.
       finish_reason: "stop" at an end token, "length" when the budget ran out,
-        "context_full" when the prompt alone did not fit (no token was sampled).
+        "context_full" when the prompt alone did not fit (no token was sampled). Anything else:
+        the policy's server failed, "error: " and why; such a sample is never scored.
       pages: the images of `prompt_ids`, in order.
       policy_version: how many updates the parameters had seen.
     """
