@@ -4,19 +4,25 @@ Flags are parsed here and a ConfigDict ends in the command: below it, functions 
 arguments.
 """
 
+import importlib
 import os
 import sys
 
-from absl import app, logging
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 COMMANDS = {
     "train": "train one policy for each reward of the config, evaluate, compare",
+    "sft": "fine-tune a policy on recorded trajectories and export it",
+    "recipe": "make SFT trajectories and RL groups from questions, step by step",
     "evaluate": "run the agent over a benchmark and score what comes out",
     "ask": "answer one question about one PDF, with notes to check (own --help)",
     "diagnose": "can one answer from the memories in a file of trajectories? (own --help)",
 }
+# Commands that can say what they would do.
+DRY = ("train", "sft", "evaluate")
 _CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "check files and settings, print the plan, end")
 
 
 def _usage() -> str:
@@ -40,14 +46,13 @@ def _run(argv: list[str]) -> None:
     if _CONFIG.value is None:
         sys.exit(f"{command} needs --config=FILE, such as configs/tiny_world.py")
     _set_up()
-    if command == "train":
-        from awm_jax.commands import train
+    if _DRY_RUN.value:
+        if command not in DRY:
+            sys.exit(f"{command} has no --dry_run; {', '.join(DRY)} have")
+        from awm_jax.commands import dry_run
 
-        train.run(_CONFIG.value)
-    else:
-        from awm_jax.commands import evaluate
-
-        evaluate.run(_CONFIG.value)
+        return dry_run.run(command, _CONFIG.value)
+    importlib.import_module(f"awm_jax.commands.{command}").run(_CONFIG.value)
 
 
 def main() -> None:

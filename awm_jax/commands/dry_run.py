@@ -1,0 +1,96 @@
+"""What a command would do, without a device: files are looked for and settings are checked."""
+
+import collections
+import pathlib
+from collections.abc import Callable
+
+import ml_collections
+
+from awm_jax.agent import records, rollout
+from awm_jax.commands import display
+from awm_jax.datasets import longdocurl, mmlongbench
+from awm_jax.models import hf
+from awm_jax.models.processor import load_processor
+from awm_jax.rl.rewards import ANSWER_ONLY, CellRewards, check_order
+from awm_jax.training import batch
+
+Rows = list[tuple[str, str]]
+
+
+def run(command: str, config: ml_collections.ConfigDict) -> None:
+    """Prints the resolved config and what was found.
+
+    Raises:
+      ValueError: something is missing or wrong; all of it is named.
+    """
+    checks: dict[str, Callable[[], str]] = {}
+    for name in ("policy", "reader"):
+        if name in config:
+            checks[name] = lambda name=name: _checkpoint(config[name].checkpoint)
+    for name in ("data", "train_data", "eval_data"):
+        if name in config:
+            checks[name] = lambda name=name: _data(config[name])
+    checks["rollout"] = lambda: str(rollout.RolloutSettings(**config.rollout))
+    if "packing" in config:
+        checks["packing"] = lambda: str(batch.PackShape(**config.packing))
+    if "rewards" in config:
+        for name, values in config.rewards.items():
+            checks[f"reward {name}"] = lambda values=values: _reward(values)
+    if "trajectories" in config:
+        checks["trajectories"] = lambda: _trajectories(config)
+    rows, wrong = [], []
+    for name, check in checks.items():
+        try:
+            rows.append((name, check()))
+        except (ValueError, TypeError, OSError) as error:
+            wrong.append(f"{name}: {error}")
+    display.console.print(str(config))
+    display.show_plan(f"{command}, not run", [*rows, ("would write to", config.run_dir)])
+    if wrong:
+        raise ValueError(f"{command} cannot run:\n  " + "\n  ".join(wrong))
+
+
+def _checkpoint(name: str) -> str:
+    if name.startswith(("http://", "https://")):
+        return f"{name}, a server; not asked"
+    if not pathlib.Path(name).is_dir():
+        return f"{name}, no folder here: a name on the Hugging Face hub; not looked for"
+    config, processor = hf.load_config(name), load_processor(name)
+    files = sorted(pathlib.Path(name).glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{name}: no *.safetensors")
+    size = sum(file.stat().st_size for file in files)
+    kind = "text" if processor.image is None else "text and images"
+    return f"{name}, {kind}, {config.text.num_hidden_layers} layers, {size:,} bytes of weights"
+
+
+def _data(section: ml_collections.ConfigDict) -> str:
+    if section.root is None:
+        raise ValueError("no root; name the data set's folder")
+    root = pathlib.Path(section.root)
+    dataset = section.get("dataset")
+    if dataset == "tiny_world":
+        return f"tiny world in {root}, {section.documents} documents, made where absent"
+    if dataset in ("mmlongbench", "longdocurl"):
+        module = {"mmlongbench": mmlongbench, "longdocurl": longdocurl}[dataset]
+        questions, report = module.load(root)
+        return f"{len(questions)} questions; {report}"
+    if not root.is_dir():
+        raise ValueError(f"{root}: no such folder")
+    return f"{root}, {sum(1 for _ in (root / 'documents').glob('*'))} files of documents"
+
+
+def _reward(values) -> str:
+    cells = CellRewards(*values)
+    if cells != ANSWER_ONLY:
+        check_order(cells)
+    return str(cells)
+
+
+def _trajectories(config: ml_collections.ConfigDict) -> str:
+    found = {name: records.read_records(name) for name in config.trajectories}
+    if empty := [name for name, read in found.items() if not read]:
+        raise ValueError(f"no trajectories in {empty}")
+    statuses = collections.Counter(r.trajectory.status for read in found.values() for r in read)
+    updates = -(-config.epochs * statuses["answered"] // config.trajectories_per_update)
+    return f"{dict(statuses)}; at most {updates} updates"
