@@ -11,7 +11,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from awm_jax.datasets import longdocurl, mmlongbench, tiny_world
+from awm_jax.datasets import longdocurl, mmlongbench, steps, tiny_world
 from awm_jax.documents import index, pdf
 from awm_jax.judging import reader, training_scorer
 from awm_jax.models import hf
@@ -35,12 +35,14 @@ class Library:
         rollouts end with a tool error and are counted.
       search: the search tool's.
       render: likewise.
+      page_count: pages of a document by its id.
       provenance: what the data are and what is odd about them, one line each.
     """
 
     questions: tuple[Question, ...]
     search: Search
     render: Render
+    page_count: Callable[[str], int]
     provenance: tuple[str, ...]
 
 
@@ -51,7 +53,9 @@ def open_library(
     """Opens the data set's documents and indexes those that are not in the index yet.
 
     Args:
-      data: `dataset`, `root`, `dpi`, `max_pixels` and, for the tiny world, what to make.
+      data: `dataset`, `root`, `dpi`, `max_pixels` and, for the tiny world, what to make. The
+        data set "recipe" is a folder with questions.jsonl and documents/, such as a step of
+        the recipe leaves.
       index_at: a folder for embedded Qdrant, or the URL of a server.
     """
     root = pathlib.Path(data.root)
@@ -67,8 +71,13 @@ def open_library(
         case "longdocurl":
             questions, report = longdocurl.load(root)
             notes = str(report).splitlines()
+        case "recipe":
+            questions = steps.read_questions(root / "questions.jsonl")
+            notes = [f"questions of {root}"]
         case other:
-            raise ValueError(f"dataset {other!r}: expected tiny_world, mmlongbench or longdocurl")
+            raise ValueError(
+                f"dataset {other!r}: expected tiny_world, mmlongbench, longdocurl or recipe"
+            )
     names = [question.document for question in questions]
     if data.dataset == "longdocurl":
         documents, failures = _open_longdocurl(root, names)
@@ -87,6 +96,7 @@ def open_library(
             questions=tuple(questions),
             search=index.make_search(client, list(documents.values())),
             render=pdf.make_render(documents, dpi=data.dpi, max_pixels=data.max_pixels),
+            page_count=lambda name: documents[name].page_count,
             provenance=(*notes, f"index: {report}"),
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import ml_collections
 
-from awm_jax.agent import rollout
+from awm_jax.agent import rollout, settings
 from awm_jax.agent.records import Costs
 from awm_jax.commands import build, display, provenance, served
 from awm_jax.evaluation import cells, report, tables
@@ -40,7 +40,7 @@ def run(config: ml_collections.ConfigDict) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     facts = provenance.facts(config)
-    settings = rollout.RolloutSettings(**config.rollout)
+    limits = rollout.RolloutSettings(**config.rollout)
     spent = served.Costs()
     with build.open_library(config.data, index_at=run_dir / "index") as library:
         generate, policy_name = _policy(config, spent)
@@ -60,13 +60,7 @@ def run(config: ml_collections.ConfigDict) -> None:
         with display.phase("rollouts"):
             judged = evaluate(
                 library.questions,
-                roll_out=functools.partial(
-                    rollout.run_rollouts,
-                    generate=generate,
-                    search=library.search,
-                    render=library.render,
-                    settings=settings,
-                ),
+                roll_out=_roll_out(config, library, generate=generate, settings=limits),
                 judge=judge,
                 seed=(config.seed,),
                 samples=config.data.samples,
@@ -79,12 +73,12 @@ def run(config: ml_collections.ConfigDict) -> None:
         caption = tables.Caption(
             dataset=library.provenance[0],
             scorer=scorer,
-            step_budget=settings.max_steps,
+            step_budget=limits.max_steps,
             seed=config.seed,
             questions=len(library.questions),
             details={"policy": policy_name, "reader": reader_name, "commit": facts["commit"]},
         )
-        rows = [("agent", cells.summarize(verdict for _, verdict in judged))]
+        rows = [(config.setting, cells.summarize(verdict for _, verdict in judged))]
         paths = tables.write_tables(run_dir, "table", rows, caption)
         paths.append(
             report.write_report(
@@ -107,6 +101,25 @@ def run(config: ml_collections.ConfigDict) -> None:
     display.show_table(tables.COLUMNS, [tables.cells_of_row(*row) for row in rows], str(caption))
     display.show_plan("", [("ended", ended)])
     display.show_files(paths)
+
+
+def _roll_out(config: ml_collections.ConfigDict, library: build.Library, **options) -> Callable:
+    """Plays tasks in the config's setting (the paper, section 4.2)."""
+    match config.setting:
+        case "agent":
+            return functools.partial(
+                rollout.run_rollouts, search=library.search, render=library.render, **options
+            )
+        case "rag":
+            return functools.partial(
+                settings.rag, search=library.search, render=library.render, **options
+            )
+        case "direct":
+            return functools.partial(
+                settings.direct, page_count=library.page_count, render=library.render, **options
+            )
+        case other:
+            raise ValueError(f"setting {other!r}: expected agent, rag or direct")
 
 
 def _policy(config: ml_collections.ConfigDict, spent: served.Costs) -> tuple[Generate, str]:

@@ -70,6 +70,7 @@ def open_library(
             questions=tuple(questions),
             search=index.make_search(client, opened),
             render=pdf.make_render(documents, dpi=data.dpi, max_pixels=data.max_pixels),
+            page_count=lambda name: documents[name].page_count,
             provenance=(f"index: {report}", *failures.values()),
         )
 

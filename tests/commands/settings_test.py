@@ -1,0 +1,42 @@
+"""The two settings without memory, from their configs: which pages the policy is shown."""
+
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from awm_jax.agent import records
+from awm_jax.commands import evaluate
+from configs import tiny_world_direct, tiny_world_rag
+from tests.server_double import ServerDouble
+
+
+class SettingsTest(parameterized.TestCase):
+    @parameterized.parameters((tiny_world_direct, 12), (tiny_world_rag, 3))
+    def test_pages_shown_and_answer_scored(self, module, pages):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        double = self.enterContext(ServerDouble(lambda body: "50").running())
+        config = module.get_config()
+        config.run_dir, config.data.root = str(folder / "run"), str(folder / "world")
+        config.data.split, config.data.documents = "dev", 1
+        config.policy.checkpoint = config.reader.checkpoint = double.url
+        evaluate.run(config)
+        summary = json.loads((folder / "run" / "summary.json").read_text())
+        self.assertEqual(summary["statuses"], {"answered": 4})
+        self.assertEqual(summary["rows"][0]["variant"], config.setting)
+        for record in records.read_records(folder / "run" / "trajectories.jsonl"):
+            self.assertEqual(record.trajectory.final_answer, "50")
+            self.assertLen(record.trajectory.turns, 1)
+        images = [json.dumps(body).count('image_url": {') for body in double.bodies()]
+        self.assertEqual(max(images), pages)
+
+    def test_another_setting_is_refused(self):
+        config = tiny_world_rag.get_config()
+        config.setting = "oracle"
+        with self.assertRaisesRegex(ValueError, "'oracle': expected agent, rag or direct"):
+            evaluate._roll_out(config, None)
+
+
+if __name__ == "__main__":
+    absltest.main()
