@@ -2,10 +2,55 @@
 
 from absl.testing import absltest
 
-from configs import qwen3vl_4b_recipe, qwen3vl_4b_sft, tiny_world, tiny_world_recipe, tiny_world_sft
+from configs import (
+    qwen3vl_4b_direct,
+    qwen3vl_4b_rag,
+    qwen3vl_4b_recipe,
+    qwen3vl_4b_sft,
+    tiny_world,
+    tiny_world_answer_grpo,
+    tiny_world_awm_grpo,
+    tiny_world_direct,
+    tiny_world_rag,
+    tiny_world_recipe,
+    tiny_world_sft,
+)
+
+
+def differences(left, right, path=""):
+    """Paths of all values in which two configs differ, whole sections that one lacks included."""
+    found = set()
+    for name in left.keys() | right.keys():
+        here = f"{path}.{name}".lstrip(".")
+        if name not in left or name not in right:
+            found.add(here)
+        elif isinstance(left[name], dict) and isinstance(right[name], dict):
+            found |= differences(left[name], right[name], here)
+        elif left[name] != right[name]:
+            found.add(here)
+    return found
 
 
 class VariantsTest(absltest.TestCase):
+    def test_the_two_rewards_are_all_that_differs_in_grpo(self):
+        answer, awm = (
+            module.get_config().to_dict()
+            for module in (tiny_world_answer_grpo, tiny_world_awm_grpo)
+        )
+        self.assertEqual(
+            differences(answer, awm), {"run_dir", "rewards.answer_grpo", "rewards.awm_grpo"}
+        )
+        both = tiny_world.get_config().to_dict()
+        self.assertEqual(differences(awm, both), {"run_dir", "rewards.answer_grpo"})
+
+    def test_the_baselines_differ_in_the_setting(self):
+        for direct, rag, free in (
+            (tiny_world_direct, tiny_world_rag, {"sampler.prompt_buckets"}),
+            (qwen3vl_4b_direct, qwen3vl_4b_rag, set()),
+        ):
+            found = differences(direct.get_config().to_dict(), rag.get_config().to_dict())
+            self.assertEqual(found, {"run_dir", "setting"} | free)
+
     def test_the_variants_of_grpo_start_from_one_policy_and_differ_in_the_reward(self):
         config = tiny_world.get_config()
         self.assertEqual(set(config.rewards), {"answer_grpo", "awm_grpo"})

@@ -206,7 +206,10 @@ def _checked(job: _Job) -> tuple[_Job, dict[str, int]]:
     if oversized and not job.config.leave_out_oversized:
         wrong += [f"does not fit into a micro-batch: {what}" for what in oversized]
     if wrong or not taught:
-        raise ValueError(f"{len(wrong)} trajectories cannot be taught:\n" + "\n".join(wrong))
+        raise ValueError(
+            f"{len(wrong)} trajectories cannot be taught, {len(oversized)} do not fit, "
+            f"{len(taught)} are left:\n" + "\n".join(wrong)
+        )
     sizes = {
         "trajectories": len(taught),
         "held_out": len(held_out),

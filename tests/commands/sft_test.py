@@ -117,14 +117,17 @@ class SftTest(absltest.TestCase):
             [dataclasses.replace(t, final_answer="1") for t in (first, second)] + others,
         )
         ids = ".*".join(f"question {t.question.id}," for t in (first, second))
-        with self.assertRaisesRegex(ValueError, f"(?s)2 trajectories cannot be taught.*{ids}"):
+        with self.assertRaisesRegex(ValueError, f"(?s)2 trajectories cannot be taught, .*{ids}"):
             sft.run(self.config("wrong", "wrong.jsonl"))
         self.assertFalse((self.folder / "wrong" / "metrics.jsonl").exists())
 
     def test_what_does_not_fit_is_an_error_or_left_out_on_demand(self):
         config = self.config("oversized")
-        config.packing.row_length = 120
-        with self.assertRaisesRegex(ValueError, r"tokens, at most 120"):
+        config.packing.image_tokens = 24
+        with self.assertRaisesRegex(ValueError, "36 image tokens, at most 24"):
+            sft.run(config)
+        config.leave_out_oversized = True
+        with self.assertRaisesRegex(ValueError, "8 do not fit, 0 are left"):
             sft.run(config)
 
     def test_files_without_trajectories_are_named(self):
