@@ -8,7 +8,7 @@ import ml_collections
 
 from awm_jax.agent import records, rollout
 from awm_jax.commands import display
-from awm_jax.datasets import longdocurl, mmlongbench
+from awm_jax.datasets import longdocurl, mmlongbench, steps
 from awm_jax.models import hf
 from awm_jax.models.processor import load_processor
 from awm_jax.rl.rewards import ANSWER_ONLY, CellRewards, check_order
@@ -75,6 +75,8 @@ def _data(section: ml_collections.ConfigDict) -> str:
         module = {"mmlongbench": mmlongbench, "longdocurl": longdocurl}[dataset]
         questions, report = module.load(root)
         return f"{len(questions)} questions; {report}"
+    if dataset == "recipe":
+        return f"{len(steps.read_questions(root / 'questions.jsonl'))} questions in {root}"
     if not root.is_dir():
         raise ValueError(f"{root}: no such folder")
     return f"{root}, {sum(1 for _ in (root / 'documents').glob('*'))} files of documents"

@@ -31,7 +31,8 @@ class DryRunTest(absltest.TestCase):
         config.reader.checkpoint = str(ROOT / config.reader.checkpoint)
         dry_run.run("train", config)
         config.rewards.awm_grpo = (0.0, 2.0, -0.1, -1.0)
-        with self.assertRaisesRegex(ValueError, "reward awm_grpo"):
+        config.train_data.dataset, config.train_data.root = "recipe", "absent"
+        with self.assertRaisesRegex(ValueError, "(?s)absent/questions.jsonl.*reward awm_grpo"):
             dry_run.run("train", config)
 
     def test_no_device_is_touched(self):

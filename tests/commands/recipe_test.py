@@ -10,12 +10,14 @@ import numpy as np
 from absl.testing import absltest
 
 from awm_jax.agent import records
-from awm_jax.commands import recipe
+from awm_jax.commands import recipe, sft
 from awm_jax.datasets import steps, tiny_world
 from awm_jax.evaluation import run as evaluation_run
 from awm_jax.types import ToolCall
-from configs import tiny_world_recipe
+from configs import tiny_world_recipe, tiny_world_sft
 from tests import server_double
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def call_text(call: ToolCall) -> str:
@@ -185,6 +187,28 @@ class ScriptedTest(RecipeCase):
         self.assertLess(len(double.requests) - asked, 4)
         counts = steps.read_manifest(self.folder / "served" / "teacher")["counts"]
         self.assertEqual((counts["right"], counts["failed"]), (12, 0))
+
+
+class WholeTest(RecipeCase):
+    def test_from_questions_to_the_groups_of_a_fine_tuned_policy(self):
+        config = self.config("whole", scripted=False)
+        config.difficulty.checkpoint = str(ROOT / config.difficulty.checkpoint)
+        # The frozen reader has tests of its own, and costs seconds to compile.
+        config.reader.kind = "rules"
+        config.groups.checkpoint = str(self.folder / "sft" / "policy")
+        recipe.run(config)
+        tuning = tiny_world_sft.get_config()
+        tuning.run_dir = str(self.folder / "sft")
+        tuning.trajectories = (str(self.folder / "whole" / "split" / recipe.SFT),)
+        tuning.data.root = str(self.folder / "train")
+        tuning.policy.checkpoint = str(ROOT / tuning.policy.checkpoint)
+        tuning.held_out, tuning.epochs = 0, 1
+        sft.run(tuning)
+        config.until = "groups"
+        recipe.run(config)
+        counts = self.counts("whole")
+        self.assertEqual(counts["difficulty"]["rollouts"], 20)
+        self.assertEqual(counts["groups"]["rollouts"], 6 * 4)
 
 
 if __name__ == "__main__":
