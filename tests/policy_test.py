@@ -233,13 +233,103 @@ class GenerateTest(parameterized.TestCase):
         self.generate(many[3:] + many[:2], temperature=0.5)
         self.assertEqual((generate.program_count(), encode.program_count()), after)
 
+    def turns(self, generate, count=3, rollouts=3):
+        """Samples of conversations of a few turns that are shown a page in each."""
+        found = []
+        open_ = [dataclasses.replace(PROMPTS[i % 2], seed=(3, i)) for i in range(rollouts)]
+        for turn in range(count):
+            samples = generate(open_, temperature=1.0)
+            self.assertNotIn("context_full", [sample.finish_reason for sample in samples])
+            found += samples
+            after = Message("tool", (f"Page {turn}:", page(turn + 5, 8, 8)))
+            open_ = [
+                Prompt((*p.messages, sample, after), seed=(*p.seed, turn))
+                for p, sample in zip(open_, samples, strict=True)
+            ]
+        return found
+
+    def test_a_later_turn_reads_only_what_is_new(self):
+        shapes = dict(prompt_buckets=(200,), batch_buckets=(4,))
+        kept, forgetful = self.make(**shapes), self.make(**shapes)
+
+        def read_anew(prompts, temperature):
+            forgetful.release()
+            return forgetful(prompts, temperature=temperature)
+
+        found, expected = self.turns(kept), self.turns(read_anew)
+        for a, b in zip(found, expected, strict=True):
+            self.assertSameSample(a, b)
+        # All but the last token of what went before was there; the rest was read once.
+        before = sum(len(ids_of(sample)) - 1 for sample in found[:6])
+        self.assertEqual(kept.metrics["cache/reused_tokens"], before)
+        self.assertEqual(forgetful.metrics["cache/reused_tokens"], 0)
+        whole = sum(len(sample.prompt_ids) - 1 for sample in found)
+        # Two of the three rollouts begin alike.
+        shared = len(found[0].prompt_ids) - 1
+        self.assertEqual(kept.metrics["cache/read_tokens"], whole - before - shared)
+        self.assertEqual(
+            kept.metrics["cache/bytes"], 2 * 4 * np.prod(self.cache_shape(4, 200 + NEW))
+        )
+
+    def cache_shape(self, rows, slots):
+        text = self.model.config.text
+        return text.num_hidden_layers, rows, slots, text.num_key_value_heads, text.head_dim
+
+    def test_rows_that_were_given_away_change_nothing(self):
+        shapes = dict(prompt_buckets=(200,), decode_chunk=2)
+        expected = self.turns(self.make(batch_buckets=(4,), **shapes), rollouts=5)
+        few = self.make(batch_buckets=(2,), **shapes)
+        for a, b in zip(self.turns(few, rollouts=5), expected, strict=True):
+            self.assertSameSample(a, b)
+        # Two rows for five conversations: two of them are still there at the next turn.
+        self.assertGreater(few.metrics["cache/reused_tokens"], 0)
+        many = self.make(batch_buckets=(2,), cache_rows=5, **shapes)
+        for a, b in zip(self.turns(many, rollouts=5), expected, strict=True):
+            self.assertSameSample(a, b)
+        self.assertGreater(many.metrics["cache/reused_tokens"], few.metrics["cache/reused_tokens"])
+
+    def test_pieces_of_a_prompt_are_as_the_whole(self):
+        whole = self.make(prompt_buckets=(200,), batch_buckets=(4,))
+        # Pieces end within images, whose DeepStack features are cut too.
+        pieces = self.make(prompt_buckets=(200,), batch_buckets=(4,), prefill_chunk=7)
+        for a, b in zip(self.turns(pieces), self.turns(whole), strict=True):
+            self.assertSameSample(a, b)
+
+    def test_a_cache_is_of_one_version_alone(self):
+        generate = self.make()
+        (sample,) = generate(PROMPTS[:1], temperature=1.0)
+        after = Message("user", ("And?",))
+        older = dataclasses.replace(sample, policy_version=4)
+        generate([Prompt((*PROMPTS[0].messages, older, after))], temperature=1.0)
+        self.assertEqual(generate.metrics["cache/reused_tokens"], 0)
+
+    def test_the_same_turn_twice_is_two_conversations(self):
+        generate = self.make(prompt_buckets=(200,), batch_buckets=(4,))
+        (sample,) = generate(PROMPTS[:1], temperature=1.0)
+        later = Prompt((*PROMPTS[0].messages, sample, Message("user", ("And?",))), seed=(7,))
+        first, second = generate([later, later], temperature=1.0)
+        (third,) = generate([later], temperature=1.0)
+        self.assertSameSample(second, first)
+        self.assertSameSample(third, first)
+
+    def test_a_page_of_impossible_proportions_fails_its_conversation_alone(self):
+        strip = prompt("Look:", page(8, 1, 201), seed=5)
+        found, refused = self.generate([PROMPTS[0], strip], temperature=1.0)
+        self.assertSameSample(found, self.samples[0])
+        expected = "^error: page 8 of river.pdf: an image of 1 x 201 pixels"
+        self.assertRegex(refused.finish_reason, expected)
+        self.assertEmpty(refused.token_ids)
+        self.assertEqual(refused.text, "")
+
     def test_a_sample_without_ids_cannot_be_continued(self):
         nothing = np.zeros(0, np.int32)
         served = Sample(nothing, nothing, nothing, "Hello", "stop")
         with self.assertRaisesRegex(ValueError, "a sample without token ids"):
             self.generate([prompt("Hi", then=(served,))], temperature=1.0)
 
-    @parameterized.parameters(dict(prompt_buckets=()), dict(batch_buckets=(0,)))
+    @parameterized.parameters(
+        dict(prompt_buckets=()), dict(batch_buckets=(0,)), dict(decode_chunk=0)
+    )
     def test_buckets_without_room_are_refused(self, **options):
         with self.assertRaisesRegex(ValueError, "expected positive sizes"):
             self.make(**options)

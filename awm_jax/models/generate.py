@@ -24,16 +24,19 @@ class Samples(NamedTuple):
     Attributes:
       token_ids: `[batch, time]` int32, the stop id included where one was reached.
       log_probs: `[batch, time]` float32, in nats, after temperature and ban. At temperature 0
-        those of temperature 1. `top_p` and `top_k` choose among tokens and do not change what
-        is reported, so that a trainer finds the same numbers.
+        those of temperature 1. `top_p`, `top_k` and `min_p` choose among tokens and do not
+        change what is reported, so that a trainer finds the same numbers.
       lengths: `[batch]` int32, how many tokens.
       finished: `[batch]` bool, True where the last of them is a stop id.
+      raw_log_probs: `[batch, time]` float32, in nats, of the model's own distribution: at
+        temperature 1 and without the ban.
     """
 
     token_ids: jax.Array
     log_probs: jax.Array
     lengths: jax.Array
     finished: jax.Array
+    raw_log_probs: jax.Array
 
 
 def sample(
@@ -52,8 +55,9 @@ def sample(
     temperature: float,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
 ) -> Samples:
-    """Continues prompts until a stop id or `max_new_tokens`.
+    """Continues prompts until a stop id or `max_new_tokens`, in one batch and one go.
 
     Args:
       model: of the parameters; each model has programs of its own.
@@ -72,6 +76,7 @@ def sample(
       temperature: 0 takes the likeliest token. Another value needs no other program.
       top_p: chooses among the likeliest tokens that together have this probability.
       top_k: chooses among so many likeliest tokens; 0 for all.
+      min_p: chooses among tokens at least this share as likely as the likeliest; 0 for all.
     """
     count, time = prompts.shape
     batch = count if rows is None else len(rows)
@@ -81,12 +86,12 @@ def sample(
             f"lengths, position_ids and keys have the shapes {found}, expected "
             f"{((count,), (3, count, time), (batch,))} for prompts of {prompts.shape}"
         )
-    if not (temperature >= 0 and 0 < top_p <= 1 and top_k >= 0 and max_new_tokens >= 1):
+    if not (temperature >= 0 and max_new_tokens >= 1):
         raise ValueError(
-            f"found temperature {temperature}, top_p {top_p}, top_k {top_k}, max_new_tokens "
-            f"{max_new_tokens}; expected temperature >= 0, 0 < top_p <= 1, top_k >= 0 and "
-            "max_new_tokens >= 1"
+            f"found temperature {temperature}, max_new_tokens {max_new_tokens}; expected "
+            "temperature >= 0 and max_new_tokens >= 1"
         )
+    check_choice(top_p, top_k, min_p)
     prefilled = _prefill(
         params,
         prompts,
@@ -107,13 +112,27 @@ def sample(
         max_new_tokens=max_new_tokens,
         top_p=top_p,
         top_k=top_k,
+        min_p=min_p,
     )
     return samples
 
 
+def check_choice(top_p: float, top_k: int, min_p: float):
+    """Refuses bounds on what is chosen among that make no sense."""
+    if not (0 < top_p <= 1 and top_k >= 0 and 0 <= min_p <= 1):
+        raise ValueError(
+            f"found top_p {top_p}, top_k {top_k}, min_p {min_p}; expected 0 < top_p <= 1, "
+            "top_k >= 0 and 0 <= min_p <= 1"
+        )
+
+
 def program_count() -> int:
-    """How many prefill and decode programs this process has compiled."""
-    return _prefill._cache_size() + _decode._cache_size()
+    """How many programs of the sampler this process has compiled, those of `store` included."""
+    # Here and not above: the store's programs are made of this module's parts.
+    from awm_jax.models import store
+
+    own = (_prefill, _decode, store.prefill, store.decode, store.copy_rows)
+    return sum(program._cache_size() for program in own)
 
 
 def row_keys(seeds: Sequence[tuple[int, ...]]) -> jax.Array:
@@ -185,7 +204,7 @@ class _State(NamedTuple):
 
 @functools.partial(
     jax.jit,
-    static_argnames=("model", "max_new_tokens", "top_p", "top_k"),
+    static_argnames=("model", "max_new_tokens", "top_p", "top_k", "min_p"),
     # Given back unread: without an output to take its place the loop would hold the cache twice.
     donate_argnames=("prefilled",),
 )
@@ -201,28 +220,24 @@ def _decode(
     max_new_tokens,
     top_p,
     top_k,
+    min_p=0.0,
 ) -> tuple[Samples, _Prefilled]:
     batch = len(keys)
     head = model.output_embedding(params)
 
     def choose(hidden, state: _State) -> _State:
         """Samples token `step` of the active rows."""
-        # b batch, d hidden, v vocab.
-        logits = jnp.einsum("bd,vd->bv", hidden, head, preferred_element_type=jnp.float32)
-        logits = logits / jnp.where(temperature > 0, temperature, 1.0)
-        logits = jnp.where(banned[None], -jnp.inf, logits)
-        step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, banned.shape))(step_keys)
-        noise = jnp.where(temperature > 0, noise, 0.0)
-        tokens = jnp.argmax(_among_likeliest(logits, top_p, top_k) + noise, axis=-1)
-        log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)
+        tokens, log_probs, raw_log_probs = chosen(
+            hidden, head, banned, keys, state.step, temperature, (top_p, top_k, min_p)
+        )
         ended = state.active & jnp.any(tokens[:, None] == stop_ids[None], axis=-1)
         written = state.samples
         samples = Samples(
-            written.token_ids.at[:, state.step].set(tokens.astype(jnp.int32)),
-            written.log_probs.at[:, state.step].set(log_probs[:, 0]),
+            written.token_ids.at[:, state.step].set(tokens),
+            written.log_probs.at[:, state.step].set(log_probs),
             written.lengths + state.active,
             written.finished | ended,
+            written.raw_log_probs.at[:, state.step].set(raw_log_probs),
         )
         return state._replace(step=state.step + 1, active=state.active & ~ended, samples=samples)
 
@@ -238,12 +253,7 @@ def _decode(
         )
         return choose(hidden[:, 0], state._replace(cache=cache))
 
-    empty = Samples(
-        jnp.zeros((batch, max_new_tokens), jnp.int32),
-        jnp.zeros((batch, max_new_tokens), jnp.float32),
-        jnp.zeros(batch, jnp.int32),
-        jnp.zeros(batch, bool),
-    )
+    empty = no_samples(batch, max_new_tokens)
     cache = prefilled.cache
     state = choose(prefilled.hidden, _State(jnp.int32(0), cache, cache.index > 0, empty))
     state = jax.lax.while_loop(
@@ -252,13 +262,57 @@ def _decode(
     return state.samples, prefilled._replace(cache=state.cache)
 
 
-def _among_likeliest(logits: jax.Array, top_p: float, top_k: int) -> jax.Array:
-    """`[batch, vocab]` logits with -inf outside the top k, and of those outside the top p."""
+def no_samples(batch: int, time: int) -> Samples:
+    """Room for samples, none of which was made yet."""
+    numbers, nothing = jnp.zeros((batch, time), jnp.float32), jnp.zeros(batch, jnp.int32)
+    return Samples(numbers.astype(jnp.int32), numbers, nothing, nothing > 0, numbers)
+
+
+def chosen(
+    hidden, head, banned, keys, step, temperature, choice
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A token a row, the likeliest under noise, and its two log-probs; `[batch]` each.
+
+    Args:
+      hidden: `[batch, hidden]`.
+      head: `[vocab, hidden]`.
+      banned, temperature: as in `sample`.
+      keys: `[batch]`.
+      step: `[batch]` int32 or a scalar, the token's number within its message.
+      choice: top_p, top_k and min_p of `sample`.
+    """
+    # b batch, d hidden, v vocab.
+    raw = jnp.einsum("bd,vd->bv", hidden, head, preferred_element_type=jnp.float32)
+    logits = raw / jnp.where(temperature > 0, temperature, 1.0)
+    logits = jnp.where(banned[None], -jnp.inf, logits)
+
+    def noise():
+        step_keys = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(step, keys.shape))
+        return jax.vmap(lambda key: jax.random.gumbel(key, banned.shape))(step_keys)
+
+    added = jax.lax.cond(temperature > 0, noise, lambda: jnp.zeros(logits.shape, jnp.float32))
+    tokens = jnp.argmax(_among_likeliest(logits, *choice) + added, axis=-1).astype(jnp.int32)
+
+    def log_probs(logits):
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]
+
+    return tokens, log_probs(logits), log_probs(raw)
+
+
+def _among_likeliest(logits: jax.Array, top_p: float, top_k: int, min_p: float) -> jax.Array:
+    """`[batch, vocab]` logits; -inf outside the top k, of those outside the top p, and below
+    `min_p` times the likeliest.
+    """
     vocab = logits.shape[-1]
+    if min_p > 0:
+        least = jnp.max(logits, axis=-1, keepdims=True) + np.log(np.float32(min_p))
+        likely = jnp.where(logits < least, -jnp.inf, logits)
+    else:
+        likely = logits
     if top_p == 1 and top_k in (0, vocab):
-        return logits
+        return likely
     ordered, _ = jax.lax.top_k(logits, min(top_k, vocab) if top_k else vocab)
     probabilities = jax.nn.softmax(ordered)
     likelier = jnp.cumsum(probabilities, axis=-1) - probabilities
     lowest = jnp.min(jnp.where(likelier < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits < lowest, -jnp.inf, logits)
+    return jnp.where(logits < lowest, -jnp.inf, likely)

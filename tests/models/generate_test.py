@@ -107,6 +107,14 @@ class SampleTest(parameterized.TestCase):
         np.testing.assert_allclose(found.log_probs, expected, atol=1e-4)
         self.assertLess(found.log_probs.min(), -1.0)
 
+    def test_raw_log_probs_are_the_models_own(self):
+        found = self.sample(temperature=0.6, top_k=20)
+        ban, self.ban = self.ban, self.no_ban
+        self.addCleanup(setattr, self, "ban", ban)
+        expected = self.trainer_log_probs(found, 1.0)
+        np.testing.assert_allclose(found.raw_log_probs, expected, atol=1e-4)
+        self.assertGreater(np.abs(found.raw_log_probs - found.log_probs).max(), 0.1)
+
     def test_a_row_does_not_depend_on_batch_or_padding(self):
         together = self.sample()
         padded = self.sample(padding=9)
@@ -175,8 +183,10 @@ class SampleTest(parameterized.TestCase):
         dict(temperature=1.0, top_k=4),
         dict(temperature=1.0, top_p=0.6),
         dict(temperature=0.7, top_p=0.7, top_k=9),
+        dict(temperature=1.0, min_p=0.2),
+        dict(temperature=0.7, top_k=9, min_p=0.1),
     )
-    def test_frequencies_are_the_probabilities(self, temperature, top_p=1.0, top_k=0):
+    def test_frequencies_are_the_probabilities(self, temperature, top_p=1.0, top_k=0, min_p=0.0):
         count = 8192
         logits = np.random.default_rng(3).normal(size=20) * 1.5
         scaled = np.where(np.arange(20) == 2, -np.inf, logits / temperature)
@@ -188,7 +198,7 @@ class SampleTest(parameterized.TestCase):
             kept[token] = True
             if expected[order[: place + 1]].sum() >= top_p * expected[order].sum():
                 break
-        expected = np.where(kept, expected, 0)
+        expected = np.where(kept & (expected >= min_p * expected.max()), expected, 0)
         expected /= expected.sum()
 
         tokens = sample_once(
@@ -198,6 +208,7 @@ class SampleTest(parameterized.TestCase):
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
+            min_p=min_p,
         )
         found = np.bincount(tokens, minlength=20) / count
         np.testing.assert_array_equal(found[expected == 0], 0)
@@ -221,6 +232,7 @@ class SampleTest(parameterized.TestCase):
         (dict(temperature=float("nan")), "temperature nan"),
         (dict(top_p=0.0), "top_p 0.0"),
         (dict(top_k=-1), "top_k -1"),
+        (dict(min_p=1.5), "min_p 1.5"),
         (dict(seeds=[(1,)]), r"expected \(\(3,\), \(3, 3, 25\), \(3,\)\)"),
     )
     def test_what_cannot_be_sampled_is_refused(self, options, message):
