@@ -69,7 +69,7 @@ def _questions(config, run_dir) -> tuple[dict[str, Any], bool]:
         dropped = {o.question for o in found} if config.questions.drop_same_text else set()
         kept = [question for question in chosen if question.id not in dropped]
         steps.write_questions(folder / QUESTIONS, kept)
-        counts |= {f"{kind}s": n for kind, n in collections.Counter(o.kind for o in found).items()}
+        counts |= dict(collections.Counter(overlap.kind for overlap in found))
         return counts | {"kept": len(kept)}
 
     return steps.do_step(

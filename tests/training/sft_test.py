@@ -10,7 +10,6 @@ import numpy as np
 import tokenizers
 from absl.testing import absltest, parameterized
 
-from awm_jax import policy
 from awm_jax.agent.rollout import RolloutSettings, run_rollouts
 from awm_jax.models import processor as processors
 from awm_jax.training import batch, sft
@@ -127,11 +126,11 @@ class LessonTest(parameterized.TestCase):
         prompts, _ = sft._replay(trajectory, page, RolloutSettings())
         found = self.lesson(trajectory)
         for prompt, sequence in zip(prompts[:2], found, strict=True):
-            (conversation,) = policy._conversations([prompt], self.processor, None)
-            np.testing.assert_array_equal(
-                sequence.token_ids[: len(conversation.ids)], conversation.ids
-            )
-            self.assertEqual(sequence.trained.argmax(), len(conversation.ids))
+            text = processors.render_chat(prompt.messages, prompt.tools)
+            grids = [(1, 4, 4)] * text.count(processors.IMAGE)
+            (ids,) = self.processor.encode([text], [grids])
+            np.testing.assert_array_equal(sequence.token_ids[: len(ids)], ids)
+            self.assertEqual(sequence.trained.argmax(), len(ids))
 
     def test_mistakes_stay_in_view_and_are_not_trained(self):
         mistake = call("answer", answer="12")
