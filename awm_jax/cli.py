@@ -27,7 +27,8 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "check files and settings, print 
 
 def _usage() -> str:
     lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
-    return "\n".join(["usage: python -m awm_jax COMMAND --config=FILE", "", *lines])
+    usage = "usage: python -m awm_jax COMMAND --config=FILE [--config.name=value ...]"
+    return "\n".join([usage, "", *lines, "", "Settings are described in the files of configs/."])
 
 
 def _set_up() -> None:
@@ -68,4 +69,8 @@ def main() -> None:
 
         _set_up()
         sys.exit(diagnose.main(sys.argv[2:]))
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        # Of absl's flags a user needs none but those of the usage line.
+        print(_usage())
+        return
     app.run(_run)
