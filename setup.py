@@ -47,8 +47,6 @@ setuptools.setup(
             "hypothesis>=6.120",
             "ruff>=0.12",
         ],
-        # Ahead-of-time compilation for TPUs that are not here; see the command `plan`.
-        "plan": ["libtpu>=0.0.20"],
         # Live comparison with Hugging Face; the committed goldens need none of it.
         "parity": ["torch>=2.8"],
     },

@@ -21,6 +21,7 @@ COMMANDS = {
 }
 # Commands that can say what they would do.
 DRY = ("train", "sft", "evaluate")
+_LAST_LINE = f"Settings stand in the files of configs/. {', '.join(DRY)} also take --dry_run."
 _CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "check files and settings, print the plan, end")
 
@@ -28,7 +29,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "check files and settings, print 
 def _usage() -> str:
     lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
     usage = "usage: python -m awm_jax COMMAND --config=FILE [--config.name=value ...]"
-    return "\n".join([usage, "", *lines, "", "Settings are described in the files of configs/."])
+    return "\n".join([usage, "", *lines, "", _LAST_LINE])
 
 
 def _set_up() -> None:

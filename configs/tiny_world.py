@@ -92,5 +92,13 @@ def get_config() -> ml_collections.ConfigDict:
     c.packing.target_length = 32
 
     c.log_prob_chunk = 256
+    # Devices: whole copies x spread parameters and batches x split layers.
+    c.mesh = ml_collections.ConfigDict()
+    c.mesh.data = 1
+    c.mesh.fsdp = 1
+    c.mesh.tensor = 1
+    # The type in which parameters and moments are kept, and whether activations are made again.
+    c.master_dtype = "float32"
+    c.remat = False
     c.checkpoints_kept = 2
     return c

@@ -3,6 +3,8 @@
 from absl.testing import absltest
 
 from configs import (
+    qwen3vl_4b_answer_grpo,
+    qwen3vl_4b_awm_grpo,
     qwen3vl_4b_direct,
     qwen3vl_4b_rag,
     qwen3vl_4b_recipe,
@@ -42,6 +44,24 @@ class VariantsTest(absltest.TestCase):
         )
         both = tiny_world.get_config().to_dict()
         self.assertEqual(differences(awm, both), {"run_dir", "rewards.answer_grpo"})
+
+    def test_at_4b_the_agents_differ_in_training_and_reward_alone(self):
+        answer, awm, sft, recipe = (
+            module.get_config().to_dict()
+            for module in (
+                qwen3vl_4b_answer_grpo,
+                qwen3vl_4b_awm_grpo,
+                qwen3vl_4b_sft,
+                qwen3vl_4b_recipe,
+            )
+        )
+        self.assertEqual(
+            differences(answer, awm), {"run_dir", "rewards.answer_grpo", "rewards.awm_grpo"}
+        )
+        self.assertEqual(differences(awm["rollout"], sft["rollout"]), set())
+        # GRPO starts where SFT ends, on the groups that the recipe chose.
+        self.assertEqual(awm["policy"]["checkpoint"], f"{sft['run_dir']}/policy")
+        self.assertEqual(awm["train_data"]["root"], f"{recipe['run_dir']}/groups")
 
     def test_the_baselines_differ_in_the_setting(self):
         for direct, rag, free in (

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
+from jax.sharding import Mesh
 
 from awm_jax.datasets import longdocurl, mmlongbench, steps, tiny_world
 from awm_jax.documents import index, pdf
@@ -18,7 +19,7 @@ from awm_jax.models import hf
 from awm_jax.models.processor import Processor, load_processor
 from awm_jax.models.qwen3_vl import Model
 from awm_jax.policy import PageFeatures, make_generate, page_positions
-from awm_jax.training import batch
+from awm_jax.training import batch, sharding
 from awm_jax.training.batch import PackShape, PolicyBatch, TrainingSequence
 from awm_jax.types import Document, Generate, Question, Render, Search, Trajectory, Verdict
 
@@ -131,6 +132,8 @@ class Policy:
       features: what the vision tower makes of pages. The tower is frozen, so it holds for all
         versions of the policy.
       sampler: keyword arguments of `policy.make_generate`.
+      mesh: where the parameters are spread.
+      dtype: the type in which the model computes.
     """
 
     model: Model
@@ -138,6 +141,8 @@ class Policy:
     processor: Processor
     features: PageFeatures
     sampler: Mapping[str, Any]
+    mesh: Mesh
+    dtype: str
 
     @property
     def size(self) -> int:
@@ -149,10 +154,10 @@ class Policy:
         return self.processor.banned(self.model.config.text.vocab_size)
 
     def generate(self, params: Mapping[str, Any], *, version: int) -> Generate:
-        """The policy with these parameters."""
+        """The policy with these parameters, which are copied to where sampling wants them."""
         return make_generate(
             self.model,
-            params,
+            sharding.for_sampling(params, mesh=self.mesh, dtype=self.dtype),
             self.processor,
             policy_version=version,
             page_features=self.features,
@@ -178,14 +183,33 @@ class Policy:
         )
 
 
-def load_policy(section: ml_collections.ConfigDict, sampler: ml_collections.ConfigDict) -> Policy:
-    """The policy of a checkpoint, with images."""
-    model = hf.load_model(section.checkpoint, dtype=section.dtype)
+def load_policy(
+    section: ml_collections.ConfigDict,
+    sampler: ml_collections.ConfigDict,
+    mesh: Mesh | None = None,
+    *,
+    rows: int | None = None,
+    remat: bool = False,
+) -> Policy:
+    """The policy of a checkpoint, with images, spread over the mesh.
+
+    Args:
+      section: `checkpoint` and `dtype`, the type in which it computes.
+      sampler: keyword arguments of `policy.make_generate`.
+      mesh: made by `sharding.make_mesh`; None for one device.
+      rows: of a training micro-batch, where it is trained.
+      remat: see `awm_jax.models.qwen3.Model`.
+    """
+    mesh = sharding.make_mesh() if mesh is None else mesh
+    sharding.check_mesh(mesh, hf.load_config(section.checkpoint), rows=rows)
+    model = hf.load_model(
+        section.checkpoint, dtype=section.dtype, remat=remat, **sharding.model_options(mesh)
+    )
     processor = load_processor(hf.checkpoint_directory(section.checkpoint))
     if model.config.vision is None:
         raise ValueError(f"{section.checkpoint}: the policy reads pages; found a text model")
     features = PageFeatures(model, model.params, processor)
-    return Policy(model, model.params, processor, features, sampler.to_dict())
+    return Policy(model, model.params, processor, features, sampler.to_dict(), mesh, section.dtype)
 
 
 def split_frozen(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -208,19 +232,31 @@ class Reader:
     scorer: str
 
 
-def load_reader(section: ml_collections.ConfigDict) -> Reader:
-    """The frozen reader of a checkpoint, with MMLongBench-Doc's rules as scorer."""
-    model = hf.load_model(section.checkpoint, dtype=section.dtype)
+def load_reader(section: ml_collections.ConfigDict, mesh: Mesh | None = None) -> Reader:
+    """The frozen reader of a checkpoint, with MMLongBench-Doc's rules as scorer.
+
+    At rest it is spread over the whole mesh; while it reads, there is a copy as sampling wants it.
+    """
+    mesh = sharding.make_mesh() if mesh is None else mesh
+    sharding.check_mesh(mesh, hf.load_config(section.checkpoint))
+    model = hf.load_model(section.checkpoint, dtype=section.dtype, **sharding.model_options(mesh))
     processor = load_processor(hf.checkpoint_directory(section.checkpoint))
-    generate = make_generate(
-        model, model.params, processor, enable_thinking=False, **section.sampler
-    )
-    judge = functools.partial(
-        training_scorer.judge,
-        read=functools.partial(reader.read_memories, generate, seed=(0,)),
-        score=training_scorer.rule_scores,
-        scorer=SCORER,
-    )
+
+    def judge(trajectories: Sequence[Trajectory]) -> list[Verdict]:
+        generate = make_generate(
+            model,
+            sharding.for_sampling(model.params, mesh=mesh, dtype=section.dtype),
+            processor,
+            enable_thinking=False,
+            **section.sampler,
+        )
+        return training_scorer.judge(
+            trajectories,
+            read=functools.partial(reader.read_memories, generate, seed=(0,)),
+            score=training_scorer.rule_scores,
+            scorer=SCORER,
+        )
+
     return Reader(_size(model.params), judge, SCORER)
 
 

@@ -12,12 +12,12 @@ import ml_collections
 
 from awm_jax.agent import records, rollout
 from awm_jax.commands import build, display, provenance
-from awm_jax.evaluation import cells, report, tables
+from awm_jax.evaluation import cells, report, statistics, tables
 from awm_jax.evaluation.run import evaluate
 from awm_jax.models.generate import program_count
 from awm_jax.rl import losses
 from awm_jax.rl.rewards import ANSWER_ONLY, CellRewards, check_order
-from awm_jax.training import batch, checkpoint, grpo, lines, state
+from awm_jax.training import batch, checkpoint, grpo, lines, sharding, state
 from awm_jax.types import Trajectory, Verdict
 
 # Evaluation's seeds start with this, so that no held-out rollout shares one with training.
@@ -54,6 +54,7 @@ def run(config: ml_collections.ConfigDict) -> None:
     for given in rewards.values():
         if given != ANSWER_ONLY:
             check_order(given)
+    mesh = sharding.make_mesh(**config.mesh)
     run_dir = pathlib.Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -65,8 +66,14 @@ def run(config: ml_collections.ConfigDict) -> None:
         job = _Job(
             config,
             run_dir,
-            build.load_policy(config.policy, config.sampler),
-            build.load_reader(config.reader),
+            build.load_policy(
+                config.policy,
+                config.sampler,
+                mesh,
+                rows=config.packing.rows,
+                remat=config.remat,
+            ),
+            build.load_reader(config.reader, mesh),
             rollout.RolloutSettings(**config.rollout),
         )
         display.show_plan("AWM-GRPO", _plan(job, training, held_out, facts))
@@ -105,6 +112,7 @@ def _plan(job, training, held_out, facts) -> list[tuple[str, str]]:
             f"{config.steps} of {groups.questions_per_step} questions x {groups.group_size} "
             f"rollouts for each reward, seed {config.seed}",
         ),
+        ("devices", str(dict(job.policy.mesh.shape))),
         ("written to", config.run_dir),
         ("commit", facts["commit"]),
     ]
@@ -132,9 +140,11 @@ def _train(
         banned=job.policy.banned,
         temperature=job.settings.temperature,
         chunk_size=config.log_prob_chunk,
+        mesh=job.policy.mesh,
+        dtype=job.policy.dtype,
     )
     with checkpoint.open_checkpoints(folder / "checkpoints", keep=config.checkpoints_kept) as kept:
-        current = state.initial_state(trained, optimizer)
+        current = state.initial_state(trained, optimizer, dtype=config.master_dtype)
         current = checkpoint.restore(kept, current, _shared(config, cell_rewards)) or current
         done = int(current.step)
         # What was written after the checkpoint is made again.
@@ -205,7 +215,7 @@ def _step(
 def _shared(config: ml_collections.ConfigDict, cell_rewards: CellRewards) -> dict[str, Any]:
     """The settings that a resumed run must have in common with the one that it goes on from."""
     settings = {**config.to_dict(), "rewards": cell_rewards}
-    for free in ("run_dir", "steps", "eval_data", "checkpoints_kept"):
+    for free in ("run_dir", "steps", "eval_data", "checkpoints_kept", "mesh", "remat"):
         del settings[free]
     # As it comes back from the checkpoint, lists for tuples.
     return json.loads(json.dumps(settings))
@@ -236,11 +246,13 @@ def _report(run_dir, judged, caption, curves, facts, *, seconds: float) -> None:
     paths = tables.write_tables(run_dir, "table", rows, caption)
     curves_path = run_dir / "curves.png"
     tables.write_curves(curves_path, curves, window=5)
-    last = list(judged)[-1]
+    *_, before, last = judged
     page = report.write_report(
         run_dir / "report.html",
         judged[last],
         title=f"{rows[-1][0]}, held-out documents",
+        before=(rows[-2][0], judged[before]),
+        changes=statistics.paired_bootstrap(judged[before], judged[last], seed=0),
         provenance={"data": caption.dataset, "scorer": caption.scorer, **caption.details},
         rows=rows,
         curves=curves_path.read_bytes(),

@@ -120,9 +120,11 @@ class Decoder(nnx.Module):
           position_ids: `[axis, batch, time]` int32.
           visibility: who sees whom.
           cache: as `attention.advance` returned it, or None.
-          model: the `Model`, for its `remat`, `attention` and `constrain`.
+          model: the `Model`, for its `remat`, `attention`, `constrain` and `constrain_cache`.
           after_layer: changes the hidden state, given it and the layer's number.
         """
+        # All is computed in the layers' type, also where the embedding is kept in a wider one.
+        x = x.astype(self.norm.scale.dtype)
         angles = rotary_angles(position_ids, self.config)
         angles = jnp.concatenate([angles, angles], axis=-1)
         cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
@@ -141,7 +143,7 @@ class Decoder(nnx.Module):
         body = jax.checkpoint(body, prevent_cse=False) if model.remat else body
         (x, kept), _ = jax.lax.scan(body, (model.constrain(x), kept), (self.layers, numbers))
         if cache is not None:
-            cache = cache._replace(key=kept[0], value=kept[1])
+            cache = model.constrain_cache(cache._replace(key=kept[0], value=kept[1]))
         return self.norm(x), cache
 
 
@@ -184,6 +186,7 @@ class Model:
       attention: name of the attention implementation.
       constrain: applied to the decoder's hidden states `[batch, time, hidden]` between layers;
         a place for a sharding constraint.
+      constrain_cache: likewise, applied to a cache when it is made and when it was written.
     """
 
     config: Config
@@ -191,6 +194,7 @@ class Model:
     remat: bool = False
     attention: str = "xla"
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x
+    constrain_cache: Callable[[KVCache], KVCache] = lambda cache: cache
 
     def hidden(
         self,
@@ -254,7 +258,8 @@ class Model:
         shape = (c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim)
         dtype = self.params["language_model"]["norm"]["scale"].dtype if dtype is None else dtype
         zeros = [jnp.zeros(shape, dtype) for _ in ("key", "value")]
-        return KVCache(*zeros, jnp.zeros((batch, slots), bool), jnp.zeros((batch,), jnp.int32))
+        mask, index = jnp.zeros((batch, slots), bool), jnp.zeros((batch,), jnp.int32)
+        return self.constrain_cache(KVCache(*zeros, mask, index))
 
 
 def token_segments(input_ids, attention_mask, segment_ids, cache) -> jax.Array:

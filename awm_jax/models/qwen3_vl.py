@@ -418,7 +418,7 @@ class Model(qwen3.Model):
 
         def add_tap(hidden, layer):
             tap = jax.lax.dynamic_index_in_dim(features.deepstack, layer, keepdims=False)
-            return hidden + jnp.where(has_feature, at_tokens(tap), 0)
+            return hidden + jnp.where(has_feature, at_tokens(tap), 0).astype(hidden.dtype)
 
         def after_layer(hidden, layer):
             return jax.lax.cond(layer < taps, add_tap, lambda hidden, _: hidden, hidden, layer)

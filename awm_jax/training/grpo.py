@@ -5,6 +5,7 @@ A step is a function of the state, the questions and the run's seed. What happen
 comes in as functions: `rollout` plays the agent, `judge` scores answers and memories.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from awm_jax.models.qwen3_vl import ImageFeatures, Model
 from awm_jax.rl.advantages import group_advantages, group_spread
@@ -19,7 +21,8 @@ from awm_jax.rl.log_probs import token_log_probs
 from awm_jax.rl.losses import Metrics, Range, WeightedSum, merge
 from awm_jax.rl.rewards import CellRewards, awm_reward, judge_passes
 from awm_jax.training.batch import PolicyBatch, TrainingSequence, training_sequences
-from awm_jax.training.state import Params, TrainState
+from awm_jax.training.sharding import batch_shardings, padded_head, placement, shardings
+from awm_jax.training.state import Params, TrainState, computed_params
 from awm_jax.types import Question, Trajectory, Verdict
 
 # A rollout to make: the question, its index in the group, its seed.
@@ -137,8 +140,13 @@ def make_update(
     banned: jax.Array,
     temperature: float,
     chunk_size: int,
+    mesh: Mesh | None = None,
+    dtype: str | None = None,
+    whole: Callable[[Params, Params], Params] = lambda frozen, params: {**frozen, **params},
 ) -> Update:
     """Compiles the update: one program for a micro-batch, one to apply what they add up to.
+
+    A state that was updated is donated and cannot be used again, nor can sums that were added to.
 
     Args:
       model: the policy.
@@ -148,11 +156,15 @@ def make_update(
       banned: `[vocab]` bool, True on ids that the sampler could not choose.
       temperature: that of the rollouts.
       chunk_size: positions whose logits exist at one time.
+      mesh: where the parameters are spread; None for one device.
+      dtype: the type in which the model computes; None for that of the parameters.
+      whole: (frozen, trained) -> all parameters of the model, differentiable in the second.
     """
 
-    def summed_loss(params, batch):
+    def summed_loss(params, frozen, batch):
+        params = whole(frozen, params)
         states = model.hidden(
-            {**frozen, **params},
+            computed_params(params, dtype),
             batch.input_ids,
             position_ids=batch.position_ids,
             segment_ids=batch.segment_ids,
@@ -160,13 +172,17 @@ def make_update(
                 batch.image_features[:, 0], jnp.moveaxis(batch.image_features[:, 1:], 1, 0)
             ),
         )
+        head, never = model.output_embedding(params), banned
+        if mesh is not None:
+            head, never = padded_head(head, never, mesh)
         log_probs = token_log_probs(
             states.reshape(-1, states.shape[-1])[batch.predictor],
-            model.output_embedding(params),
+            head,
             batch.targets,
             chunk_size=chunk_size,
             temperature=temperature,
-            banned=banned,
+            banned=never,
+            mesh=mesh,
         )
         loss, metrics = policy_loss(
             log_probs,
@@ -178,16 +194,20 @@ def make_update(
         return loss.total, (loss, metrics)
 
     @jax.jit
-    def of_batch(params, batch):
-        gradients, (loss, metrics) = jax.grad(summed_loss, has_aux=True)(params, batch)
+    def of_batch(params, frozen, batch):
+        gradients, (loss, metrics) = jax.grad(summed_loss, has_aux=True)(params, frozen, batch)
+        # A gradient lies where its parameter does; the compiler would choose otherwise.
+        if mesh is not None:
+            laid = shardings(gradients, placement(mesh))
+            gradients = jax.lax.with_sharding_constraint(gradients, laid)
         return Accumulated(gradients, loss, metrics)
 
-    @jax.jit
+    @functools.partial(jax.jit, donate_argnums=0)
     def add(left, right):
         gradients, loss = jax.tree.map(jnp.add, left[:2], right[:2])
         return Accumulated(gradients, loss, merge(left.metrics, right.metrics))
 
-    @jax.jit
+    @functools.partial(jax.jit, donate_argnums=0)
     def apply(state, accumulated, left_out):
         weight = accumulated.loss.weight + left_out
         gradients = jax.tree.map(lambda leaf: leaf / weight, accumulated.gradients)
@@ -204,7 +224,9 @@ def make_update(
         return TrainState(state.step + 1, params, opt_state), metrics
 
     def accumulate(params, accumulated, batch):
-        one = of_batch(params, batch)
+        if mesh is not None:
+            batch = jax.device_put(batch, batch_shardings(mesh, batch))
+        one = of_batch(params, frozen, batch)
         return one if accumulated is None else add(accumulated, one)
 
     def compiled():

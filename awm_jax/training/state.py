@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from awm_jax.training.sharding import optimizer_shardings, replicated
+
 Params = Mapping[str, Any]
 
 
@@ -41,7 +43,36 @@ def adamw(
     )
 
 
-def initial_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first update. The parameters are copied: updates donate theirs."""
-    params = jax.tree.map(jnp.copy, params)
-    return TrainState(jnp.int32(0), params, optimizer.init(params))
+def initial_state(
+    params: Params, optimizer: optax.GradientTransformation, *, dtype: str | None = None
+) -> TrainState:
+    """The state before the first update, placed as the parameters are.
+
+    Args:
+      params: the trained parameters. They are copied: updates donate theirs.
+      optimizer: its moments have the type of the state's parameters.
+      dtype: the type in which parameters are kept and updated, "float32" for master weights of
+        a model that computes in bfloat16; None for the type that they have.
+    """
+    # Committed to where they lie, as what an update returns is: else the second update would be
+    # compiled anew.
+    params = jax.tree.map(
+        lambda leaf: jax.device_put(jnp.array(leaf, dtype), leaf.sharding), params
+    )
+    placed = optimizer_shardings(optimizer, params)
+    step = jax.device_put(jnp.int32(0), replicated(params))
+    return TrainState(step, params, jax.jit(optimizer.init, out_shardings=placed)(params))
+
+
+def computed_params(params: Params, dtype: str | None) -> Params:
+    """The parameters in the type in which the model computes; None for the type they have.
+
+    The token embedding keeps its own: the gradient of a frequent token is a sum over thousands
+    of its occurrences and, where the head is tied, over the vocabulary's. The model casts what
+    is looked up.
+    """
+    if dtype is None:
+        return params
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, leaf: leaf if keys[-1].key == "embedding" else leaf.astype(dtype), params
+    )

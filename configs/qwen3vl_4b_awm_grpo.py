@@ -1,0 +1,95 @@
+"""AWM-GRPO on Qwen3-VL-4B with a frozen Qwen3-14B as reader, for sixteen chips (v5e:4x4).
+
+[paper]: stated there (sections 3 and C.6). [precursor]: not stated; from the first author's public
+precursor of the method. [chosen]: neither says; ours, not tuned. This run was not made here.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    c = ml_collections.ConfigDict()
+    c.run_dir = "runs/qwen3vl_4b_awm_grpo"
+    c.seed = 0
+    c.steps = 200  # [chosen]
+
+    # Mixed-difficulty questions of Doc-750K [paper], which configs/qwen3vl_4b_recipe.py chooses.
+    c.train_data = ml_collections.ConfigDict()
+    c.train_data.dataset = "recipe"
+    c.train_data.root = "runs/qwen3vl_4b_recipe/groups"
+    c.train_data.dpi = 144.0  # MMLongBench-Doc's own
+    c.train_data.max_pixels = 768 * 594  # long edge 768 at A4 [precursor]
+
+    c.eval_data = ml_collections.ConfigDict()
+    c.eval_data.dataset = "mmlongbench"
+    c.eval_data.root = "data/mmlongbench"
+    c.eval_data.dpi = 144.0
+    c.eval_data.max_pixels = 768 * 594
+    c.eval_data.samples = 1
+
+    c.policy = ml_collections.ConfigDict()
+    # What configs/qwen3vl_4b_sft.py makes of Qwen/Qwen3-VL-4B-Instruct [paper].
+    c.policy.checkpoint = "runs/qwen3vl_4b_sft/policy"
+    c.policy.dtype = "bfloat16"
+
+    c.reader = ml_collections.ConfigDict()
+    c.reader.checkpoint = "Qwen/Qwen3-14B"  # [paper]
+    c.reader.dtype = "bfloat16"
+    c.reader.sampler = ml_collections.ConfigDict()
+    c.reader.sampler.max_new_tokens = 128  # [chosen]
+    c.reader.sampler.prompt_buckets = (512, 1024)  # [chosen]
+    c.reader.sampler.batch_buckets = (32,)  # [chosen]
+
+    c.rollout = ml_collections.ConfigDict()
+    c.rollout.max_steps = 15  # [paper]
+    c.rollout.top_k = 3  # [paper]
+    c.rollout.max_words = 40  # [paper]
+    c.rollout.context = "memory"
+    c.rollout.temperature = 0.7  # [precursor]
+
+    c.sampler = ml_collections.ConfigDict()
+    c.sampler.max_new_tokens = 512  # a step [chosen]
+    c.sampler.prompt_buckets = (1024, 2048, 4096)  # [chosen]
+    c.sampler.batch_buckets = (16, 32)  # [chosen]
+
+    c.rewards = ml_collections.ConfigDict()
+    c.rewards.awm_grpo = (2.0, 0.0, -0.1, -1.0)  # [paper]
+
+    c.groups = ml_collections.ConfigDict()
+    c.groups.questions_per_step = 16  # [precursor]
+    c.groups.group_size = 8  # [paper]
+    c.groups.epsilon = 1e-6  # [paper]
+    c.groups.ddof = 0
+    c.groups.scale_by_std = True  # [paper]
+
+    c.loss = ml_collections.ConfigDict()
+    c.loss.clip_low = 0.2  # [precursor]
+    c.loss.clip_high = 0.28  # [precursor]
+    c.loss.aggregate = "token"
+
+    c.optimizer = ml_collections.ConfigDict()
+    c.optimizer.learning_rate = 1e-6  # [precursor]
+    c.optimizer.warmup_steps = 0  # constant rate [precursor]
+    c.optimizer.b1 = 0.9  # [precursor]
+    c.optimizer.b2 = 0.98  # [precursor]
+    c.optimizer.weight_decay = 0.01  # [precursor]
+    c.optimizer.max_gradient_norm = 1.0  # [chosen]
+
+    # [chosen]: three pages of 456 tokens, notes and a question fit into 4,096.
+    c.packing = ml_collections.ConfigDict()
+    c.packing.rows = 16
+    c.packing.row_length = 4096
+    c.packing.image_tokens = 40_960
+    c.packing.target_rows = 128
+    c.packing.target_length = 128
+
+    c.log_prob_chunk = 2048
+    c.checkpoints_kept = 2
+    # Eight is as far as the key/value heads divide; four leave a batch for the other chips.
+    c.mesh = ml_collections.ConfigDict()
+    c.mesh.data = 1
+    c.mesh.fsdp = 4
+    c.mesh.tensor = 4
+    c.master_dtype = "float32"
+    c.remat = True
+    return c
