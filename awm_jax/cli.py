@@ -34,7 +34,8 @@ def _usage() -> str:
 
 def _set_up() -> None:
     """Quiet logs, and compiled programs that are kept between runs; before JAX is first used."""
-    logging.set_verbosity(logging.WARNING)
+    if not flags.FLAGS.is_parsed() or not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(".cache", "jax"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -48,13 +49,18 @@ def _run(argv: list[str]) -> None:
     if _CONFIG.value is None:
         sys.exit(f"{command} needs --config=FILE, such as configs/tiny_world.py")
     _set_up()
-    if _DRY_RUN.value:
-        if command not in DRY:
-            sys.exit(f"{command} has no --dry_run; {', '.join(DRY)} have")
-        from awm_jax.commands import dry_run
+    if _DRY_RUN.value and command not in DRY:
+        sys.exit(f"{command} has no --dry_run; {', '.join(DRY)} have")
+    try:
+        if _DRY_RUN.value:
+            from awm_jax.commands import dry_run
 
-        return dry_run.run(command, _CONFIG.value)
-    importlib.import_module(f"awm_jax.commands.{command}").run(_CONFIG.value)
+            return dry_run.run(command, _CONFIG.value)
+        importlib.import_module(f"awm_jax.commands.{command}").run(_CONFIG.value)
+    except (ValueError, OSError) as error:
+        # What a user can mend is said without the way to it; --verbosity=1 shows that too.
+        logging.debug("%s failed", command, exc_info=True)
+        sys.exit(f"{command}: {error}")
 
 
 def main() -> None:

@@ -47,6 +47,12 @@ class Library:
     provenance: tuple[str, ...]
 
 
+def page_settings(data: ml_collections.ConfigDict) -> dict[str, Any]:
+    """What decides which pages a rollout is shown; where the files lie does not."""
+    free = ("root", "samples", "documents")
+    return {name: value for name, value in data.to_dict().items() if name not in free}
+
+
 @contextlib.contextmanager
 def open_library(
     data: ml_collections.ConfigDict, *, index_at: str | pathlib.Path
@@ -58,6 +64,9 @@ def open_library(
         data set "recipe" is a folder with questions.jsonl and documents/, such as a step of
         the recipe leaves.
       index_at: a folder for embedded Qdrant, or the URL of a server.
+
+    Raises:
+      ValueError: there is no question, or no document that can be opened.
     """
     root = pathlib.Path(data.root)
     match data.dataset:
@@ -84,6 +93,12 @@ def open_library(
         documents, failures = _open_longdocurl(root, names)
     else:
         documents, failures = pdf.open_documents(root / "documents", names)
+    if not documents:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(failures.items())[:5])
+        raise ValueError(
+            f"{root}: found {len(questions)} questions and no document that can be opened"
+            + (f" ({why})" if why else "")
+        )
     notes.append(f"{len(questions)} questions on {len(documents)} documents")
     notes += [f"cannot be opened: {name}: {why}" for name, why in failures.items()]
     notes += [

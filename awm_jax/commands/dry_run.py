@@ -7,12 +7,12 @@ from collections.abc import Callable
 import ml_collections
 
 from awm_jax.agent import records, rollout
+from awm_jax.commands import checks as settings_checks
 from awm_jax.commands import display
 from awm_jax.datasets import longdocurl, mmlongbench, steps
 from awm_jax.models import hf
 from awm_jax.models.processor import load_processor
-from awm_jax.rl.rewards import ANSWER_ONLY, CellRewards, check_order
-from awm_jax.training import batch
+from awm_jax.training import batch, state
 
 Rows = list[tuple[str, str]]
 
@@ -35,7 +35,12 @@ def run(command: str, config: ml_collections.ConfigDict) -> None:
         checks["packing"] = lambda: str(batch.PackShape(**config.packing))
     if "rewards" in config:
         for name, values in config.rewards.items():
-            checks[f"reward {name}"] = lambda values=values: _reward(values)
+            checks[f"reward {name}"] = lambda values=values: str(
+                settings_checks.cell_rewards(values)
+            )
+        checks["groups"] = lambda: settings_checks.check_groups(config.groups)
+        checks["steps"] = lambda: settings_checks.check_steps(config.steps)
+        checks["optimizer"] = lambda: _optimizer(config.optimizer)
     if "trajectories" in config:
         checks["trajectories"] = lambda: _trajectories(config)
     rows, wrong = [], []
@@ -82,11 +87,9 @@ def _data(section: ml_collections.ConfigDict) -> str:
     return f"{root}, {sum(1 for _ in (root / 'documents').glob('*'))} files of documents"
 
 
-def _reward(values) -> str:
-    cells = CellRewards(*values)
-    if cells != ANSWER_ONLY:
-        check_order(cells)
-    return str(cells)
+def _optimizer(section: ml_collections.ConfigDict) -> str:
+    state.adamw(**section)
+    return f"AdamW, learning rate {section.learning_rate}"
 
 
 def _trajectories(config: ml_collections.ConfigDict) -> str:

@@ -68,6 +68,14 @@ def run(config: ml_collections.ConfigDict) -> None:
                 at_once=config.rollouts_at_once,
                 redo_failed=True,
                 costs=functools.partial(_costs, spent),
+                settings={
+                    "policy": policy_name,
+                    "reader": reader_name,
+                    "scorer": scorer,
+                    "setting": config.setting,
+                    "rollout": config.rollout.to_dict(),
+                    "data": build.page_settings(config.data),
+                },
             )
         statuses = collections.Counter(trajectory.status for trajectory, _ in judged)
         caption = tables.Caption(

@@ -11,12 +11,12 @@ from typing import Any
 import ml_collections
 
 from awm_jax.agent import records, rollout
-from awm_jax.commands import build, display, provenance
+from awm_jax.commands import build, checks, display, provenance
 from awm_jax.evaluation import cells, report, statistics, tables
 from awm_jax.evaluation.run import evaluate
 from awm_jax.models.generate import program_count
 from awm_jax.rl import losses
-from awm_jax.rl.rewards import ANSWER_ONLY, CellRewards, check_order
+from awm_jax.rl.rewards import CellRewards
 from awm_jax.training import batch, checkpoint, grpo, lines, sharding, state
 from awm_jax.types import Trajectory, Verdict
 
@@ -50,10 +50,9 @@ class _Job:
 
 def run(config: ml_collections.ConfigDict) -> None:
     """The main job: plan, one GRPO run a reward from the same warm start, Table 5."""
-    rewards = {name: CellRewards(*values) for name, values in config.rewards.items()}
-    for given in rewards.values():
-        if given != ANSWER_ONLY:
-            check_order(given)
+    rewards = {name: checks.cell_rewards(values) for name, values in config.rewards.items()}
+    checks.check_groups(config.groups)
+    checks.check_steps(config.steps)
     mesh = sharding.make_mesh(**config.mesh)
     run_dir = pathlib.Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -234,6 +233,11 @@ def _evaluate(
             seed=(job.config.seed, _EVALUATION),
             samples=job.config.eval_data.samples,
             path=job.run_dir / f"evaluation-{name}-{steps}.jsonl",
+            settings={
+                section: job.config[section].to_dict()
+                for section in ("policy", "reader", "rollout", "sampler")
+            }
+            | {"data": build.page_settings(job.config.eval_data)},
         )
 
 

@@ -178,7 +178,7 @@ def _records(content: bytes) -> list[tuple[int, bytes | dict]]:
     content = content.removeprefix(b"\xef\xbb\xbf")
     if content.lstrip()[:1] == b"[":
         try:
-            items = json.loads(content)
+            items = json.loads(content, parse_constant=_no_number)
         except (ValueError, RecursionError):
             items = None
         if isinstance(items, list):
@@ -197,7 +197,7 @@ def _object(line: bytes) -> dict:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: byte {line[error.start]:#04x} at {error.start}") from error
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         near = text[max(0, error.pos - 12) : error.pos + 12].strip()
         raise ValueError(
@@ -208,6 +208,10 @@ def _object(line: bytes) -> dict:
     if not isinstance(value, dict):
         raise ValueError(f"found {_kind(value)}, expected an object with a question and so on")
     return value
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"found {constant}, which is no JSON; expected a number or null")
 
 
 def _numbered(found: Entry, rollouts: dict) -> Entry:

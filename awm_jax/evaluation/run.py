@@ -1,8 +1,10 @@
 """Asks every question, judges what comes back, and writes it down as it goes."""
 
 import dataclasses
+import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from awm_jax.agent.records import Costs, Record, append_records, keep_records, read_records
 from awm_jax.agent.rollout import Task
@@ -20,6 +22,7 @@ def evaluate(
     at_once: int = 512,
     redo_failed: bool = False,
     costs: Callable[[tuple[int, ...]], Costs | None] = lambda seed: None,
+    settings: Mapping[str, Any] | None = None,
 ) -> list[tuple[Trajectory, Verdict]]:
     """The judged rollouts of all questions, question by question.
 
@@ -36,10 +39,14 @@ def evaluate(
       redo_failed: what `path` holds without a judgement is taken out and done again, for
         servers that may be back: rollouts that are not valid as a whole, others judged anew.
       costs: a rollout's seed -> what it took, where that is known.
+      settings: what the rollouts and verdicts depend on beside the seed, as JSON has it. Kept
+        beside `path`, so that rollouts made under others are not taken for these.
 
     Raises:
-      ValueError: `path` holds rollouts of another seed or of other questions.
+      ValueError: `path` holds rollouts of another seed, of other questions or settings.
     """
+    if settings is not None:
+        _check_settings(path, settings)
     tasks = [
         (question, sample, (*seed, place, sample))
         for place, question in enumerate(questions)
@@ -93,6 +100,25 @@ def evaluate(
             ]
         )
     return [done[question.id, sample] for question, sample, _ in tasks]
+
+
+def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
+    kept, settings = path.with_suffix(".settings.json"), json.loads(json.dumps(settings))
+    if not kept.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        return
+    found = json.loads(kept.read_text(encoding="utf-8"))
+    differing = [
+        f"{name}: found {found.get(name)!r}, expected {settings.get(name)!r}"
+        for name in sorted(found.keys() | settings.keys())
+        if found.get(name) != settings.get(name)
+    ]
+    if differing:
+        raise ValueError(
+            f"{path} holds rollouts made under other settings; use another run directory:\n  "
+            + "\n  ".join(differing)
+        )
 
 
 def _is_judged(record: Record) -> bool:

@@ -1,5 +1,6 @@
 """The training state and the optimiser."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -29,7 +30,13 @@ def adamw(
     weight_decay: float,
     max_gradient_norm: float,
 ) -> optax.GradientTransformation:
-    """AdamW behind a clip of the global gradient norm; a linear warm-up, then constant."""
+    """AdamW behind a clip of the global gradient norm; a linear warm-up, then constant.
+
+    Raises:
+      ValueError: the learning rate is not a positive number.
+    """
+    if not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise ValueError(f"found learning rate {learning_rate}, expected a positive number")
     schedule = optax.join_schedules(
         [
             optax.linear_schedule(learning_rate / (warmup_steps + 1), learning_rate, warmup_steps),

@@ -35,6 +35,19 @@ class DryRunTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "(?s)absent/questions.jsonl.*reward awm_grpo"):
             dry_run.run("train", config)
 
+    def test_settings_that_would_train_nothing_are_named(self):
+        config = tiny_world.get_config()
+        config.policy.checkpoint = str(ROOT / config.policy.checkpoint)
+        config.reader.checkpoint = str(ROOT / config.reader.checkpoint)
+        config.groups.group_size, config.steps = 1, -3
+        config.optimizer.learning_rate = float("nan")
+        config.rewards.awm_grpo = (2.0, 0.0, -0.1)
+        with self.assertRaisesRegex(
+            ValueError,
+            "(?s)found 3 rewards.*groups: found 16 questions x 1.*steps: found -3.*rate nan",
+        ):
+            dry_run.run("train", config)
+
     def test_no_device_is_touched(self):
         program = (
             "from awm_jax.commands import dry_run; from configs import tiny_world; import jax;"

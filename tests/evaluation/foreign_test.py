@@ -153,13 +153,15 @@ class LoadTest(absltest.TestCase):
     def test_nothing_is_lost(self):
         good = json.dumps(FLAT).encode()
         bad = (b'{"question": "a" "b"}', b"[1]", b"\xff", b"[" * 100_000, b'{"question": 1}')
+        bad += (b'{"question": "a", "gold": NaN}',)
         content = b"\xef\xbb\xbf" + b"\n".join([good, b"", good, *bad])
         entries, unreadable = self.load(content)
         self.assertEqual([entry.line for entry in entries], [1, 3])
-        self.assertEqual([item.line for item in unreadable], [4, 5, 6, 7, 8])
+        self.assertEqual([item.line for item in unreadable], [4, 5, 6, 7, 8, 9])
         for item, found in zip(
             unreadable,
-            ("not JSON: .* column 18", "found a list", "not UTF-8", "nested too deep", "no gold"),
+            ("not JSON: .* column 18", "found a list", "not UTF-8", "nested too deep", "no gold")
+            + ("found NaN, which is no JSON",),
             strict=True,
         ):
             self.assertRegex(item.found, found)

@@ -68,6 +68,14 @@ class EvaluateTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "of another run"):
             self.run_with(Agent(), seed=8)
 
+    def test_rollouts_made_under_other_settings_are_refused(self):
+        self.run_with(Agent(), settings={"rollout": {"max_steps": 15}, "setting": "agent"})
+        agent = Agent()
+        self.run_with(agent, settings={"setting": "agent", "rollout": {"max_steps": 15}})
+        self.assertEmpty(agent.asked)
+        with self.assertRaisesRegex(ValueError, "(?s)other settings.*rollout: found .*15.*3"):
+            self.run_with(agent, settings={"rollout": {"max_steps": 3}, "setting": "agent"})
+
     def test_what_failed_is_done_again_where_that_is_wanted(self):
         def bad_judge(trajectories):
             """The server of the reader is away for q1, that of the policy was for q2."""
