@@ -1,8 +1,10 @@
 """The same update on every mesh, and parameters where the rules say."""
 
+import dataclasses
 import functools
 import json
 import pathlib
+from unittest import mock
 
 import chex
 import jax
@@ -33,9 +35,9 @@ def widened_config():
     return config_lib.parse_config(source)
 
 
-def full_batch(config) -> batch_lib.PolicyBatch:
-    """Eight packed rows of two segments, images in them, everything random."""
-    rng, rows, time, tokens = np.random.default_rng(0), 8, 12, 8
+def full_batch(config, rows=8) -> batch_lib.PolicyBatch:
+    """Packed rows of two segments, images in them, everything random."""
+    rng, time, tokens = np.random.default_rng(0), 12, rows
     input_ids = rng.integers(0, 190, (rows, time)).astype(np.int32)
     input_ids[:, 2] = config.image_token_id
     segment_ids = np.repeat([[1] * 6 + [2] * 5 + [0]], rows, axis=0).astype(np.int32)
@@ -67,7 +69,7 @@ class TrainStepTest(parameterized.TestCase):
         cls.alone = cls.begun(None)[1]
 
     @classmethod
-    def begun(cls, mesh, **options):
+    def begun(cls, mesh, batch=None, **options):
         """The update, what a micro-batch gives, and the state before the update."""
         params = cls.model.params
         constraints = {} if mesh is None else sharding.model_options(mesh)
@@ -87,7 +89,7 @@ class TrainStepTest(parameterized.TestCase):
         )
         trained = {name: tree for name, tree in params.items() if name != "visual"}
         begin = state.initial_state(trained, cls.optimizer)
-        return update, update.accumulate(begin.params, None, cls.batch), begin
+        return update, update.accumulate(begin.params, None, batch or cls.batch), begin
 
     def assert_laid(self, tree, mesh):
         place = sharding.placement(mesh)
@@ -125,13 +127,28 @@ class TrainStepTest(parameterized.TestCase):
         expected = 2 * float(optax.tree.norm(self.alone.gradients)) / weight
         self.assertAlmostEqual(metrics["grad_norm"], expected, places=4)
 
-    def test_master_weights_are_float32_and_the_embeddings_gradient_too(self):
-        """bfloat16 inside, so 3 % of the gradient's norm."""
-        _, found, _ = self.begun(None, dtype="bfloat16")
+    def test_master_weights_and_gradients_are_float32(self):
+        _, found, begin = self.begun(None, dtype="bfloat16")
+        chex.assert_trees_all_equal_dtypes(begin.params, self.alone.gradients)
         chex.assert_trees_all_equal_dtypes(found.gradients, self.alone.gradients)
-        difference = optax.tree.norm(optax.tree.sub(found.gradients, self.alone.gradients))
-        self.assertLess(difference, 0.03 * optax.tree.norm(self.alone.gradients))
-        self.assertGreater(difference, 0.0)
+        moved = optax.tree.norm(optax.tree.sub(found.gradients, self.alone.gradients))
+        self.assertGreater(moved, 0.0)
+
+    def test_a_frequent_tokens_gradient_is_summed_in_float32(self):
+        """704 occurrences: 0.8 % off beside 2.4 % where the embedding is bfloat16 as well."""
+        batch = full_batch(self.model.config, rows=64)
+        of_image = batch.input_ids == self.model.config.image_token_id
+        batch = batch._replace(input_ids=np.where(of_image, batch.input_ids, 5))
+
+        def gradient(model, dtype=None):
+            with mock.patch.object(type(self), "model", model):
+                gradients = self.begun(None, batch, dtype=dtype)[1].gradients
+            return np.asarray(gradients["language_model"]["embed_tokens"]["embedding"][5], float)
+
+        rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), self.model.params)
+        exact, mixed = gradient(self.model), gradient(self.model, "bfloat16")
+        coarse = gradient(dataclasses.replace(self.model, params=rounded))
+        self.assertLess(np.linalg.norm(mixed - exact), 0.5 * np.linalg.norm(coarse - exact))
 
 
 class PlacementTest(parameterized.TestCase):
