@@ -1,8 +1,10 @@
-"""Sampling with a key/value cache: prefill, then one loop on the device.
+"""Sampling with a key/value cache: programs that read prompts and continue conversations.
 
-A row's tokens depend on its prompt and its key alone: not on its neighbours, on padding, or on
-the size of the batch, but for the last bits of the logits. Programs are compiled once a static
-shape; callers bucket theirs.
+The caches of many conversations lie in one store; a program works on some of its rows. A row's
+tokens depend on its conversation and its key alone: not on its neighbours, on padding, on how its
+prompt was cut into pieces or on what the store held before, but for the last bits of the logits.
+Programs are compiled once a static shape; callers bucket theirs. `awm_jax.models.serving` says
+which row is whose; `sample` is for one batch in one go.
 """
 
 import functools
@@ -62,7 +64,7 @@ def sample(
     Args:
       model: of the parameters; each model has programs of its own.
       params: as `model.params`.
-      prompts: `[prompt, time]` int32, right-padded.
+      prompts: `[prompt, time]` int32, right-padded; the last token of each is text.
       lengths: `[prompt]` int32, real tokens of each; one of length 0 is not continued.
       position_ids: `[3, prompt, time]` int32; a text model reads the first axis.
       image_features: row i belongs to the i-th image token of the flat prompts; rows may follow
@@ -92,27 +94,43 @@ def sample(
             "temperature >= 0 and max_new_tokens >= 1"
         )
     check_choice(top_p, top_k, min_p)
-    prefilled = _prefill(
+    if rows is None:
+        rows = np.arange(count, dtype=np.int32)
+    prompts, lengths, rows = map(np.asarray, (prompts, lengths, rows))
+    position_ids = np.asarray(position_ids)
+    last, slots = np.maximum(lengths - 1, 0), time + max_new_tokens
+    store = prefill(
+        make_store(params, model=model, rows=count, slots=slots),
         params,
+        np.arange(count, dtype=np.int32),
+        np.zeros(count, np.int32),
         prompts,
-        lengths,
+        last,
         position_ids,
         image_features,
         model=model,
-        slots=time + max_new_tokens,
+        reach=slots,
     )
-    samples, _ = _decode(
-        prefilled if rows is None else _of_rows(prefilled, rows),
+    pending = Pending(
+        rows=np.where(rows < 0, count, rows),
+        index=last[rows],
+        tokens=prompts[rows, last[rows]],
+        positions=position_ids[0, rows, last[rows]],
+        step=np.zeros(batch, np.int32),
+        budget=np.where((rows < 0) | (lengths[rows] == 0), 0, np.int32(max_new_tokens)),
+    )
+    _, samples = decode(
+        store,
         params,
+        pending,
         keys,
         banned,
         np.array(stop_ids, np.int32),
         np.float32(temperature),
         model=model,
-        max_new_tokens=max_new_tokens,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
+        reach=slots,
+        steps=max_new_tokens,
+        choice=(top_p, top_k, min_p),
     )
     return samples
 
@@ -127,12 +145,8 @@ def check_choice(top_p: float, top_k: int, min_p: float):
 
 
 def program_count() -> int:
-    """How many programs of the sampler this process has compiled, those of `store` included."""
-    # Here and not above: the store's programs are made of this module's parts.
-    from awm_jax.models import store
-
-    own = (_prefill, _decode, store.prefill, store.decode, store.copy_rows)
-    return sum(program._cache_size() for program in own)
+    """How many programs of the sampler this process has compiled."""
+    return sum(program._cache_size() for program in (prefill, decode, copy_rows))
 
 
 def row_keys(seeds: Sequence[tuple[int, ...]]) -> jax.Array:
@@ -159,116 +173,174 @@ def _fold(numbers, depths):
     return keys
 
 
-class _Prefilled(NamedTuple):
-    """The last hidden state and the next position of each prompt, and the filled cache."""
+class Store(NamedTuple):
+    """Keys and values of many conversations, `[layer, row, slot, kv_heads, head_dim]` each."""
 
-    hidden: jax.Array
+    key: jax.Array
+    value: jax.Array
+
+
+class Pending(NamedTuple):
+    """Conversations about to be continued; all `[batch]` int32.
+
+    Attributes:
+      rows: of the store; one behind the last belongs to no conversation.
+      index: how many tokens the row holds: all of the conversation but its last.
+      tokens: that last token, which is text.
+      positions: where it stands, on all axes.
+      step: how many tokens of this message were sampled before.
+      budget: how many more may be; 0 for a row that is not continued.
+    """
+
+    rows: jax.Array
+    index: jax.Array
+    tokens: jax.Array
     positions: jax.Array
-    cache: KVCache
+    step: jax.Array
+    budget: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=("model", "slots"))
-def _prefill(params, prompts, lengths, position_ids, image_features, *, model, slots) -> _Prefilled:
-    batch, time = prompts.shape
-    real = jnp.arange(time)[None] < lengths[:, None]
-    dtype = params["language_model"]["norm"]["scale"].dtype
-    hidden, cache = model.hidden(
+@functools.partial(jax.jit, static_argnames=("model", "rows", "slots"))
+def make_store(params, *, model: Model, rows: int, slots: int) -> Store:
+    """An empty store, of the parameters' type."""
+    cache = model.init_cache(rows, slots, params["language_model"]["norm"]["scale"].dtype)
+    return Store(cache.key, cache.value)
+
+
+def _taken(store: Store, rows, index, reach: int) -> KVCache:
+    """The first `reach` slots of some rows, as a cache of their own."""
+    key, value = (jnp.take(x[:, :, :reach], rows, axis=1, mode="clip") for x in store)
+    return KVCache(key, value, jnp.arange(reach)[None] < index[:, None], index)
+
+
+def _put(store: Store, rows, cache: KVCache) -> Store:
+    reach = cache.mask.shape[1]
+    return Store(
+        store.key.at[:, rows, :reach].set(cache.key, mode="drop"),
+        store.value.at[:, rows, :reach].set(cache.value, mode="drop"),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("model", "reach"), donate_argnames="store")
+def prefill(
+    store, params, rows, index, tokens, lengths, position_ids, image_features, *, model, reach
+) -> Store:
+    """Writes tokens into the store, each row's behind those that it holds.
+
+    Args:
+      store: given back.
+      params: as `model.params`.
+      rows: `[batch]` int32, of the store; out of range for none.
+      index: `[batch]` int32, tokens that the row holds.
+      tokens: `[batch, time]` int32, right-padded.
+      lengths: `[batch]` int32, real tokens of each.
+      position_ids: `[3, batch, time]` int32.
+      image_features: row i belongs to the i-th image token of the flat real tokens, or None.
+      model: static.
+      reach: static; the slots that are looked at, at least those held and written.
+    """
+    _, cache = model.hidden(
         params,
-        prompts,
-        attention_mask=real,
+        tokens,
+        attention_mask=jnp.arange(tokens.shape[1])[None] < lengths[:, None],
         position_ids=position_ids,
         image_features=image_features,
-        cache=model.init_cache(batch, slots, dtype),
+        cache=_taken(store, rows, index, reach),
     )
-    # Positions never fall along a row: what follows stands behind the farthest of them.
-    farthest = jnp.max(jnp.where(real[None], position_ids, -1), axis=(0, 2))
-    last = hidden[jnp.arange(batch), jnp.maximum(lengths - 1, 0)]
-    return _Prefilled(last, farthest + 1, cache)
+    return _put(store, rows, cache)
 
 
-@jax.jit
-def _of_rows(prefilled: _Prefilled, rows) -> _Prefilled:
-    """A copy for each row of what belongs to its prompt."""
-    hidden, positions, (key, value, mask, index) = prefilled
-    index = jnp.where(rows >= 0, index[rows], 0)
-    cache = KVCache(key[:, rows], value[:, rows], mask[rows], index)
-    return _Prefilled(hidden[rows], positions[rows], cache)
+@functools.partial(jax.jit, donate_argnames="store")
+def copy_rows(store: Store, source, target) -> Store:
+    """Rows `source` as rows `target` too; a target out of range is left out."""
+    return Store(*(x.at[:, target].set(x[:, source], mode="drop") for x in store))
 
 
 class _State(NamedTuple):
     step: jax.Array
     cache: KVCache
+    tokens: jax.Array
     active: jax.Array
     samples: Samples
 
 
 @functools.partial(
-    jax.jit,
-    static_argnames=("model", "max_new_tokens", "top_p", "top_k", "min_p"),
-    # Given back unread: without an output to take its place the loop would hold the cache twice.
-    donate_argnames=("prefilled",),
+    jax.jit, static_argnames=("model", "reach", "steps", "choice"), donate_argnames="store"
 )
-def _decode(
-    prefilled,
+def decode(
+    store,
     params,
+    pending: Pending,
     keys,
     banned,
     stop_ids,
     temperature,
     *,
     model,
-    max_new_tokens,
-    top_p,
-    top_k,
-    min_p=0.0,
-) -> tuple[Samples, _Prefilled]:
+    reach,
+    steps,
+    choice,
+) -> tuple[Store, Samples]:
+    """Samples up to `steps` tokens a row, each until a stop id or its budget's end.
+
+    The row then holds all of its conversation but the last token.
+
+    Args:
+      store: given back.
+      params, banned, temperature: as in `sample`.
+      pending: what is continued.
+      keys: `[batch]`, of the message; a token's is folded from it and the token's number.
+      stop_ids: `[stop]` int32.
+      model: static.
+      reach: static; the slots that are looked at, at least those held and written.
+      steps: static.
+      choice: static; top_p, top_k and min_p of `sample`.
+    """
     batch = len(keys)
     head = model.output_embedding(params)
 
-    def choose(hidden, state: _State) -> _State:
-        """Samples token `step` of the active rows."""
-        tokens, log_probs, raw_log_probs = chosen(
-            hidden, head, banned, keys, state.step, temperature, (top_p, top_k, min_p)
-        )
-        ended = state.active & jnp.any(tokens[:, None] == stop_ids[None], axis=-1)
-        written = state.samples
-        samples = Samples(
-            written.token_ids.at[:, state.step].set(tokens),
-            written.log_probs.at[:, state.step].set(log_probs),
-            written.lengths + state.active,
-            written.finished | ended,
-            written.raw_log_probs.at[:, state.step].set(raw_log_probs),
-        )
-        return state._replace(step=state.step + 1, active=state.active & ~ended, samples=samples)
-
     def advance(state: _State) -> _State:
-        tokens = jax.lax.dynamic_slice_in_dim(state.samples.token_ids, state.step - 1, 1, axis=1)
-        at = jnp.broadcast_to((prefilled.positions + state.step - 1)[None, :, None], (3, batch, 1))
+        """Reads each active row's last token and samples the next."""
+        at = jnp.broadcast_to((pending.positions + state.step)[None, :, None], (3, batch, 1))
         hidden, cache = model.hidden(
             params,
-            tokens,
+            state.tokens[:, None],
             attention_mask=state.active[:, None],
             position_ids=at,
             cache=state.cache,
         )
-        return choose(hidden[:, 0], state._replace(cache=cache))
+        tokens, log_probs, raw_log_probs = _chosen(
+            hidden[:, 0], head, banned, keys, pending.step + state.step, temperature, choice
+        )
+        written = state.samples
+        lengths = written.lengths + state.active
+        ended = state.active & jnp.any(tokens[:, None] == stop_ids[None], axis=-1)
+        samples = Samples(
+            written.token_ids.at[:, state.step].set(tokens),
+            written.log_probs.at[:, state.step].set(log_probs),
+            lengths,
+            written.finished | ended,
+            written.raw_log_probs.at[:, state.step].set(raw_log_probs),
+        )
+        active = state.active & ~ended & (lengths < pending.budget)
+        return _State(state.step + 1, cache, tokens, active, samples)
 
-    empty = no_samples(batch, max_new_tokens)
-    cache = prefilled.cache
-    state = choose(prefilled.hidden, _State(jnp.int32(0), cache, cache.index > 0, empty))
+    cache = _taken(store, pending.rows, pending.index, reach)
     state = jax.lax.while_loop(
-        lambda state: (state.step < max_new_tokens) & jnp.any(state.active), advance, state
+        lambda state: (state.step < steps) & jnp.any(state.active),
+        advance,
+        _State(jnp.int32(0), cache, pending.tokens, pending.budget > 0, _no_samples(batch, steps)),
     )
-    return state.samples, prefilled._replace(cache=state.cache)
+    return _put(store, pending.rows, state.cache), state.samples
 
 
-def no_samples(batch: int, time: int) -> Samples:
+def _no_samples(batch: int, time: int) -> Samples:
     """Room for samples, none of which was made yet."""
     numbers, nothing = jnp.zeros((batch, time), jnp.float32), jnp.zeros(batch, jnp.int32)
     return Samples(numbers.astype(jnp.int32), numbers, nothing, nothing > 0, numbers)
 
 
-def chosen(
+def _chosen(
     hidden, head, banned, keys, step, temperature, choice
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A token a row, the likeliest under noise, and its two log-probs; `[batch]` each.

@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from awm_jax.models import store
-from awm_jax.models.generate import row_keys
+from awm_jax.models import generate
 from awm_jax.models.qwen3 import Model
 from awm_jax.models.qwen3_vl import ImageFeatures
 
@@ -130,7 +129,7 @@ class Conversations:
 
     def _make_store(self):
         slots = self._lengths[-1] + self._budget
-        return store.make_store(self._params, model=self._model, rows=self._rows, slots=slots)
+        return generate.make_store(self._params, model=self._model, rows=self._rows, slots=slots)
 
     def release(self):
         """Forgets all conversations and gives the store's memory back."""
@@ -218,7 +217,7 @@ class Conversations:
             size = _bucket(len(pairs), self._batches)
             pairs += [(0, self._rows)] * (size - len(pairs))
             source, target = np.array(pairs, np.int32).T
-            self._store = store.copy_rows(self._store, source, target)
+            self._store = generate.copy_rows(self._store, source, target)
 
     def _next_piece(self, each: _Live) -> int:
         return min(self._piece, len(each.request.ids) - 1 - each.index)
@@ -240,7 +239,7 @@ class Conversations:
             spans += _page_spans(each.request, piece)
             each.index += count
             self.counts["read_tokens"] += count
-        self._store = store.prefill(
+        self._store = generate.prefill(
             self._store,
             self._params,
             rows,
@@ -277,11 +276,11 @@ class Conversations:
             tokens[place] = last[-1]
             positions[place] = each.request.positions[0, -1] + each.sampled
         furthest = int(np.max(index + np.minimum(budget, self._steps)))
-        self._store, samples = store.decode(
+        self._store, samples = generate.decode(
             self._store,
             self._params,
-            store.Pending(rows, index, tokens, positions, step, budget),
-            row_keys([each.request.seed for each in live] + [()] * (size - len(live))),
+            generate.Pending(rows, index, tokens, positions, step, budget),
+            generate.row_keys([each.request.seed for each in live] + [()] * (size - len(live))),
             self._banned,
             self._stop_ids,
             np.float32(temperature),
