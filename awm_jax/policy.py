@@ -72,7 +72,7 @@ class PolicyGenerate:
             completions = self._conversations(
                 [request for request in asked if isinstance(request, Request)], temperature
             )
-        nothing = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        nothing = np.zeros(0, np.int32), *np.zeros((2, 0), np.float32)
         completions, results = iter(completions), []
         for request in asked:
             if isinstance(request, _Refused):
@@ -81,9 +81,9 @@ class PolicyGenerate:
                 results.append((*nothing, CONTEXT_FULL))
             else:
                 reason = "stop" if done.finished else "length"
-                results.append((done.token_ids, done.log_probs, reason))
+                results.append((done.token_ids, done.log_probs, done.raw_log_probs, reason))
         texts = self._processor.decode(
-            [ids[:-1] if reason == "stop" else ids for ids, _, reason in results]
+            [ids[:-1] if reason == "stop" else ids for ids, *_, reason in results]
         )
         return [
             Sample(
@@ -94,8 +94,11 @@ class PolicyGenerate:
                 finish_reason=reason,
                 pages=request.pages,
                 policy_version=self._version,
+                raw_log_probs=raw_log_probs,
             )
-            for request, (ids, log_probs, reason), text in zip(asked, results, texts, strict=True)
+            for request, (ids, log_probs, raw_log_probs, reason), text in zip(
+                asked, results, texts, strict=True
+            )
         ]
 
     @property

@@ -150,6 +150,8 @@ class Sample:
         the policy's server failed, "error: " and why; such a sample is never scored.
       pages: the images of `prompt_ids`, in order.
       policy_version: how many updates the parameters had seen.
+      raw_log_probs: `[time]` float32, in nats, of the model's own distribution: at temperature 1
+        and without the ban. None where they are not known.
     """
 
     prompt_ids: np.ndarray
@@ -159,6 +161,7 @@ class Sample:
     finish_reason: str
     pages: tuple[Page, ...] = ()
     policy_version: int = 0
+    raw_log_probs: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,6 +39,7 @@ from awm_jax.judging import (
     rule_reader,
     training_scorer,
 )
+from awm_jax.policy_served import make_served_generate
 from awm_jax.types import Generate, Memory, Question, Trajectory, Verdict
 
 RECORDED = "recorded"
@@ -260,10 +261,12 @@ def _named_reader(
         return None, "as recorded in the file"
     if served.is_url(where):
         server = served.find_server(where, model, key)
-        extra = None if arguments.hosted else reader.THINKING_OFF
-        return functools.partial(reader.read_served, server, extra=extra), str(server)
-    generate = _local(where, arguments.dtype, f"--reader {where}: expected a URL, rule, {RECORDED}")
-    return functools.partial(reader.read_memories, generate, seed=(0,)), where
+        extra = None if arguments.hosted else served.THINKING_OFF
+        generate, name = make_served_generate(server, max_tokens=256, extra=extra), str(server)
+    else:
+        expected = f"--reader {where}: expected a URL, rule, {RECORDED}"
+        generate, name = _local(where, arguments.dtype, expected), where
+    return functools.partial(reader.read_memories, generate, seed=(0,)), name
 
 
 def _second_reading(

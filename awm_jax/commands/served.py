@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from awm_jax import servers
-from awm_jax.judging.reader import THINKING_OFF
 from awm_jax.policy_served import make_served_generate
 from awm_jax.servers import Reply, Server
 from awm_jax.types import Generate, Prompt
+
+# Field of a request that turns Qwen3's thinking off on vLLM and SGLang.
+THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 def is_url(text: str) -> bool:

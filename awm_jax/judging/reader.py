@@ -6,19 +6,14 @@ It sees no page and no trajectory, so that its answer tells what the memory is w
 import collections
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from awm_jax import servers
 from awm_jax.types import Generate, Memory, Message, Prompt, Sample
 
 READER_SYSTEM = (
     "You answer a question from notes alone. Reply with the answer alone. If the notes do not "
     "hold the answer, reply Not answerable."
 )
-
-# Field of a request that turns Qwen3's thinking off on vLLM and SGLang.
-THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,54 +73,7 @@ def read_memories(
     generate: Generate, items: Sequence[tuple[str, Memory]], *, seed: tuple[int, ...]
 ) -> list[str | None]:
     """The answers of `readings`, None where the reader failed; what went wrong is logged."""
-    return _answers(readings(generate, items, seed=seed))
-
-
-def served_readings(
-    server: servers.Server,
-    items: Sequence[tuple[str, Memory]],
-    *,
-    max_tokens: int = 256,
-    extra: Mapping[str, Any] | None = THINKING_OFF,
-) -> list[Reading]:
-    """`readings` by a served model: equal ones once, at temperature 0.
-
-    Args:
-      server: the frozen reader.
-      items: questions with the memory to answer from; an empty memory is read as well.
-      max_tokens: of an answer.
-      extra: further fields of the request. The default turns Qwen3's thinking off; hosted
-        services refuse it and want None.
-    """
-    chats = {}
-    for question, memory in items:
-        messages = reader_prompt(question, memory).messages
-        chats[question, memory.text] = servers.Chat(
-            [{"role": message.role, "content": "".join(message.content)} for message in messages]
-        )
-    replies = servers.chat_many(
-        server, list(chats.values()), temperature=0.0, max_tokens=max_tokens, extra=extra
-    )
-    by_key = {}
-    for key, reply in zip(chats, replies, strict=True):
-        if not isinstance(reply, servers.Failure):
-            by_key[key] = Reading(reply.text.strip(), reply.finish_reason)
-        elif reply.kind == servers.CONTEXT_FULL:
-            by_key[key] = Reading("", reply.kind)
-        else:
-            by_key[key] = Reading(None, reply.reason)
-    return [by_key[question, memory.text] for question, memory in items]
-
-
-def read_served(
-    server: servers.Server, items: Sequence[tuple[str, Memory]], **options
-) -> list[str | None]:
-    """The answers of `served_readings`, which names the options, None where the reader failed."""
-    return _answers(served_readings(server, items, **options))
-
-
-def _answers(results: Sequence[Reading]) -> list[str | None]:
-    """The answers; what went wrong is logged."""
+    results = readings(generate, items, seed=seed)
     odd = collections.Counter(r.finish_reason for r in results if not r.answer)
     odd.pop("stop", None)
     if odd:

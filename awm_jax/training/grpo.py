@@ -142,7 +142,6 @@ def make_update(
     chunk_size: int,
     mesh: Mesh | None = None,
     dtype: str | None = None,
-    whole: Callable[[Params, Params], Params] = lambda frozen, params: {**frozen, **params},
 ) -> Update:
     """Compiles the update: one program for a micro-batch, one to apply what they add up to.
 
@@ -158,11 +157,10 @@ def make_update(
       chunk_size: positions whose logits exist at one time.
       mesh: where the parameters are spread; None for one device.
       dtype: the type in which the model computes; None for that of the parameters.
-      whole: (frozen, trained) -> all parameters of the model, differentiable in the second.
     """
 
     def summed_loss(params, frozen, batch):
-        params = whole(frozen, params)
+        params = {**frozen, **params}
         states = model.hidden(
             computed_params(params, dtype),
             batch.input_ids,

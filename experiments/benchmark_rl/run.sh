@@ -26,6 +26,7 @@ make_peer tunix google-tunix==0.1.7
 
 measure() { taskset --cpu-list "$core" "$python" "$@"; }
 measure "$here/advantages.py" > "$work/advantages.json"
+rm -rf "$work/inputs"
 measure "$here/step_inputs.py" "$work/inputs"
 measure "$here/step.py" --folder "$work/inputs" \
   --tunix "$peers/tunix/bin/python" --trl "$peers/trl/bin/python" > "$work/step.json"

@@ -5,6 +5,7 @@ from absl.testing import absltest
 
 from awm_jax import servers
 from awm_jax.judging import reader
+from awm_jax.policy_served import make_served_generate
 from awm_jax.types import Finding, Memory, Sample
 from tests.server_double import ServerDouble
 
@@ -62,36 +63,31 @@ class ReadMemoriesTest(absltest.TestCase):
             reader.readings(lambda *_, **__: [], [("a", NOTES)], seed=())
 
 
-class ServedReadingsTest(absltest.TestCase):
-    def read(self, double, items, **options):
+class ServedReaderTest(absltest.TestCase):
+    """A server plays the reader."""
+
+    def readings(self, double, items):
         with double.running():
             server = servers.Server(double.url, "double", retries=0)
-            return reader.served_readings(server, items, **options)
+            generate = make_served_generate(server, max_tokens=8)
+            return reader.readings(generate, items, seed=(0,))
 
-    def test_equal_ones_once_greedy_and_without_thinking(self):
+    def test_equal_ones_once_and_greedy(self):
         double = ServerDouble(lambda body: f" {body['messages'][1]['content'][10]} ")
-        found = self.read(double, [("a", NOTES), ("b", Memory()), ("a", NOTES)])
+        found = self.readings(double, [("a", NOTES), ("b", Memory()), ("a", NOTES)])
         self.assertEqual([reading.answer for reading in found], ["a", "b", "a"])
         self.assertLen(double.bodies(), 2)
         for body in double.bodies():
             self.assertEqual(body["temperature"], 0.0)
-            self.assertEqual(body["chat_template_kwargs"], {"enable_thinking": False})
             self.assertEqual([m["role"] for m in body["messages"]], ["system", "user"])
-        self.read(hosted := ServerDouble(), [("a", NOTES)], extra=None)
-        self.assertNotIn("chat_template_kwargs", hosted.bodies()[0])
 
     def test_too_long_is_empty_and_a_failure_is_none(self):
         for misbehaviour, answer in (("context", ""), ("400", None)):
             double = ServerDouble()
             double.script.append(misbehaviour)
-            (found,) = self.read(double, [("a", NOTES)])
+            (found,) = self.readings(double, [("a", NOTES)])
             self.assertEqual(found.answer, answer)
-        double = ServerDouble()
-        double.script.append("400")
-        with double.running(), self.assertLogs(level="WARNING") as logs:
-            server = servers.Server(double.url, "double", retries=0)
-            self.assertEqual(reader.read_served(server, [("a", NOTES)]), [None])
-        self.assertIn("no such field", logs.output[0])
+        self.assertIn("no such field", found.finish_reason)
 
 
 if __name__ == "__main__":
