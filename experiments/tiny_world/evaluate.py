@@ -1,4 +1,4 @@
-"""What the tiny policy does before RL, sampled with the agent itself on development documents.
+"""The tiny models before RL, on development documents: the agent's rates, the reader's replies.
 
 python experiments/tiny_world/evaluate.py --models experiments/tiny_world --work runs/pretrain
 """
@@ -9,11 +9,14 @@ import json
 import pathlib
 
 import lessons
+import numpy as np
 
 from awm_jax import policy
 from awm_jax.agent import rollout
+from awm_jax.datasets import tiny_world
 from awm_jax.judging import mmlongbench, reader
 from awm_jax.models import hf, processor
+from awm_jax.types import Finding, Memory, Question
 
 
 def load(folder: pathlib.Path, **limits):
@@ -22,18 +25,66 @@ def load(folder: pathlib.Path, **limits):
     return policy.make_generate(model, model.params, processor.load_processor(folder), **limits)
 
 
-def evaluate(models: pathlib.Path, library: lessons.Library, *, samples: int, seed: int) -> dict:
+def reader_notes(
+    question: Question, rng: np.random.Generator
+) -> dict[str, tuple[list[Finding], bool]]:
+    """By kind: notes about a question, and whether they answer it."""
+    attribute, rivers = tiny_world.parse_question(question.text)
+    values, pages = tiny_world.gold_values(question), question.evidence_pages
+
+    def note(text, place):
+        return Finding(pages[place], text)
+
+    def another(names, *taken):
+        return str(rng.choice([name for name in names if name not in taken]))
+
+    facts = [
+        tiny_world.FINDING.format(attribute=attribute, river=river, value=value)
+        for river, value in zip(rivers, values, strict=True)
+    ]
+    right = [note(text, place) for place, text in enumerate(facts)]
+    generic = [note(f"lists values of {river}", place) for place, river in enumerate(rivers)]
+    other_river = another(tiny_world.RIVERS, *rivers)
+    other_attribute = another(tiny_world.ATTRIBUTES, attribute)
+    in_place = {
+        "the last of another river": facts[-1].replace(rivers[-1], other_river),
+        "the last of another attribute": facts[-1].replace(attribute, other_attribute),
+    }
+    return {
+        "right": (right, True),
+        "generic, then right": (generic[-1:] + right, True),
+        "generic": (generic, False),
+        "the last generic": (right[:-1] + generic[-1:], False),
+        "none": ([], False),
+        **{name: (right[:-1] + [note(text, -1)], False) for name, text in in_place.items()},
+    }
+
+
+def evaluate_reader(read, library: lessons.Library, *, seed: int) -> dict:
+    """The share of right replies by kind of notes, and of how many, by hops."""
+    rng = np.random.default_rng(seed)
+    notes = [reader_notes(question, rng) for question in library.questions]
+    shares = {}
+    for kind in notes[0]:
+        items = [
+            (question.text, Memory(tuple(by_kind[kind][0])))
+            for question, by_kind in zip(library.questions, notes, strict=True)
+        ]
+        replies = reader.read_memories(read, items, seed=(seed,))
+        right = collections.defaultdict(list)
+        for question, by_kind, reply in zip(library.questions, notes, replies, strict=True):
+            gold = tiny_world.answer_text(tiny_world.gold_values(question))
+            expected = gold if by_kind[kind][1] else lessons.NOT_ANSWERABLE
+            right[len(question.evidence_pages)].append(reply == expected)
+        shares[kind] = {
+            f"{hops} hops": (round(sum(found) / len(found), 3), len(found))
+            for hops, found in sorted(right.items())
+        }
+    return shares
+
+
+def evaluate(generate, read, library: lessons.Library, *, samples: int, seed: int) -> dict:
     """Rates over all rollouts, and over those of one-hop and of two-hop questions."""
-    generate = load(
-        models / "policy", max_new_tokens=48, prompt_buckets=(32, 96, 192), batch_buckets=(64, 256)
-    )
-    read = load(
-        models / "reader",
-        max_new_tokens=16,
-        prompt_buckets=(64, 160),
-        batch_buckets=(256,),
-        enable_thinking=False,
-    )
     tasks = [
         (question, rollout_index, (seed, place, rollout_index))
         for place, question in enumerate(library.questions)
@@ -96,8 +147,23 @@ def main():
         arguments.work / "dev", "dev", seed=arguments.seed, documents=arguments.documents,
         questions_per_document=4,
     )  # fmt: skip
-    result = evaluate(arguments.models, library, samples=arguments.samples, seed=arguments.seed)
-    for name, value in result.items():
+    generate = load(
+        arguments.models / "policy",
+        max_new_tokens=48,
+        prompt_buckets=(32, 96, 192),
+        batch_buckets=(64, 256),
+    )
+    read = load(
+        arguments.models / "reader",
+        max_new_tokens=16,
+        prompt_buckets=(64, 160),
+        batch_buckets=(256,),
+        enable_thinking=False,
+    )
+    for name, value in (
+        evaluate_reader(read, library, seed=arguments.seed)
+        | evaluate(generate, read, library, samples=arguments.samples, seed=arguments.seed)
+    ).items():
         print(name, json.dumps(value))
 
 
