@@ -5,10 +5,7 @@ it is noted under the table that it concerns. Shares are in [0, 1] in JSON and C
 Markdown.
 """
 
-import csv
 import dataclasses
-import io
-import json
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +17,15 @@ import matplotlib.ticker
 from awm_jax.evaluation.audit import ArtifactAudit, HumanAgreement
 from awm_jax.evaluation.cells import CELLS, CellSummary, cell, summarize, wilson_interval
 from awm_jax.evaluation.statistics import pair
-from awm_jax.evaluation.tables import Caption, evidence_group, percent, summarize_groups
+from awm_jax.evaluation.tables import (
+    Caption,
+    csv_text,
+    evidence_group,
+    json_text,
+    percent,
+    summarize_groups,
+    write_texts,
+)
 from awm_jax.types import Question, Trajectory, Verdict
 
 Judged = Sequence[tuple[Trajectory, Verdict]]
@@ -150,11 +155,7 @@ def _record(table: Table, row: Mapping[str, Value]) -> dict[str, Any]:
 def to_csv(table: Table, caption: Caption) -> str:
     """A line a row, the paper's values in columns of their own, the caption in the last one."""
     records = [_record(table, row) | {"caption": str(caption)} for row in table.rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]) if records else [])
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
+    return csv_text(records)
 
 
 def to_json(table: Table, caption: Caption) -> str:
@@ -165,18 +166,15 @@ def to_json(table: Table, caption: Caption) -> str:
         "rows": [_record(table, row) for row in table.rows],
         "notes": list(table.notes),
     }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(content)
 
 
 def write(folder: str | pathlib.Path, table: Table, caption: Caption) -> list[pathlib.Path]:
     """Writes `<name>.md`, `.csv` and `.json` into the folder; returns where."""
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     texts = {"md": to_markdown, "csv": to_csv, "json": to_json}
-    paths = [folder / f"{table.name}.{suffix}" for suffix in texts]
-    for path, render in zip(paths, texts.values(), strict=True):
-        path.write_text(render(table, caption), encoding="utf-8", newline="")
-    return paths
+    return write_texts(
+        folder, table.name, {key: text(table, caption) for key, text in texts.items()}
+    )
 
 
 _DIAGNOSIS = (

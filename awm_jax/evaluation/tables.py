@@ -123,11 +123,7 @@ def to_csv(rows: Rows, caption: Caption) -> str:
     records = [
         _record(variant, summary) | fields | dict(caption.details) for variant, summary in rows
     ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]) if records else [])
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
+    return csv_text(records)
 
 
 def to_json(rows: Rows, caption: Caption) -> str:
@@ -136,19 +132,41 @@ def to_json(rows: Rows, caption: Caption) -> str:
         "caption": dataclasses.asdict(caption),
         "rows": [_record(variant, summary) for variant, summary in rows],
     }
-    return json.dumps(table, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(table)
 
 
 def write_tables(
     folder: str | pathlib.Path, name: str, rows: Rows, caption: Caption
 ) -> list[pathlib.Path]:
     """Writes `<name>.md`, `.csv` and `.json` into the folder; returns where."""
+    texts = {"md": to_markdown, "csv": to_csv, "json": to_json}
+    return write_texts(folder, name, {key: text(rows, caption) for key, text in texts.items()})
+
+
+def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """A header and a line a record; all records have the fields of the first."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(records[0]) if records else [])
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """Indented JSON; ValueError for a number that JSON does not have."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_texts(
+    folder: str | pathlib.Path, name: str, texts: Mapping[str, str]
+) -> list[pathlib.Path]:
+    """Writes `<name>.<suffix>` for each suffix and its text; returns where."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"md": to_markdown, "csv": to_csv, "json": to_json}
     paths = [folder / f"{name}.{suffix}" for suffix in texts]
-    for path, render in zip(paths, texts.values(), strict=True):
-        path.write_text(render(rows, caption), encoding="utf-8", newline="")
+    for path, text in zip(paths, texts.values(), strict=True):
+        # As it is: CSV has its own ends of lines.
+        path.write_text(text, encoding="utf-8", newline="")
     return paths
 
 
