@@ -169,23 +169,27 @@ def step_size(number: int, steps: int, peak: float, *, warmup: int, decay: float
     return np.float32(peak * min(1.0, number / warmup) * (1 - 0.95 * down))
 
 
+def slowed(part: str, share: float) -> optax.GradientTransformation:
+    """Takes this share of the steps of the parameters in whose path `part` stands."""
+
+    def slow(updates, _):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: x * share if part in jax.tree_util.keystr(path) else x, updates
+        )
+
+    return optax.stateless(slow)
+
+
 def optimiser() -> optax.GradientTransformation:
     """AdamW for a step size of 1: whoever applies the updates scales them.
 
     With the step size as an argument, all stages share one compiled step.
     """
-
-    def slow_patches(updates, _):
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: x * PATCH_STEP if "patch_embed" in jax.tree_util.keystr(path) else x,
-            updates,
-        )
-
     return optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.scale_by_adam(b2=0.98),
         optax.add_decayed_weights(0.01),
-        optax.stateless(slow_patches),
+        slowed("patch_embed", PATCH_STEP),
         optax.scale(-1.0),
     )
 
@@ -207,12 +211,6 @@ def reader_optimiser() -> optax.GradientTransformation:
             params,
         )
 
-    def slow_embedding(updates, _):
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: x * EMBEDDING_STEP if "embed" in jax.tree_util.keystr(path) else x,
-            updates,
-        )
-
     return optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.contrib.muon(
@@ -223,7 +221,7 @@ def reader_optimiser() -> optax.GradientTransformation:
             adam_weight_decay=0.01,
             muon_weight_dimension_numbers=matrices,
         ),
-        optax.stateless(slow_embedding),
+        slowed("embed_tokens", EMBEDDING_STEP),
     )
 
 
