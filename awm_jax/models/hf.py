@@ -197,12 +197,17 @@ def _open(directory: pathlib.Path, stack: contextlib.ExitStack) -> dict:
     if index.is_file():
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     absent = [name for name in names if not (directory / name).is_file()]
-    if absent:
-        raise ValueError(f"{directory}: found no {absent}")
-    files = {}
-    for name in names:
-        file = stack.enter_context(safetensors.safe_open(directory / name, framework="numpy"))
+    files, problems = {}, [f"found no {absent}"] if absent else []
+    for name in sorted(set(names) - set(absent)):
+        try:
+            file = safetensors.safe_open(directory / name, framework="numpy")
+        except (OSError, safetensors.SafetensorError) as error:
+            problems.append(f"{name} cannot be read ({error})")
+            continue
+        stack.enter_context(file)
         files.update({tensor: file for tensor in file.keys()})  # noqa: SIM118 (not a mapping)
+    if problems:
+        raise ValueError(f"{directory}: " + "; ".join(problems))
     return files
 
 

@@ -407,7 +407,11 @@ def load_processor(path: str | os.PathLike) -> Processor:
     file = directory / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{directory}: found no tokenizer.json")
-    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        # What the library raises for a damaged file is `Exception` itself.
+        raise ValueError(f"{file}: cannot be read as a tokenizer ({error})") from error
     # Settings of whoever saved the file; rows are padded and limited elsewhere.
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -152,6 +152,21 @@ class HFTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, r"found no \['model.safetensors'\]"):
             hf.load_model(directory)
 
+    def test_absent_and_truncated_files_are_named_together(self):
+        directory = self.directory()
+        shutil.copy(DATA / "tiny_qwen3" / "config.json", directory)
+        names = ["a.safetensors", "b.safetensors", "c.safetensors"]
+        index = {"weight_map": {name: name for name in names}}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+        whole = (DATA / "tiny_qwen3" / "model.safetensors").read_bytes()
+        (directory / names[0]).write_bytes(whole[:1000])
+        (directory / names[2]).write_bytes(b"")
+        with self.assertRaisesRegex(
+            ValueError,
+            r"found no \['b.safetensors'\]; a.safetensors cannot be read .*; c.safetensors cannot",
+        ):
+            hf.load_model(directory)
+
     def test_an_unreachable_hub_is_said(self):
         def unreachable(*_, **__):
             raise FileNotFoundError("offline")

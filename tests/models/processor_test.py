@@ -306,6 +306,11 @@ class LoadProcessorTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "found no tokenizer.json"):
             processor.load_processor(self.folder)
 
+    def test_a_damaged_file_is_named(self):
+        (self.folder / "tokenizer.json").write_text('{"model": {')
+        with self.assertRaisesRegex(ValueError, "tokenizer.json: cannot be read as a tokenizer"):
+            processor.load_processor(self.folder)
+
 
 @absltest.skipUnless("AWM_RESEARCH_DATA" in os.environ, "AWM_RESEARCH_DATA is not set")
 class ParityTest(parameterized.TestCase):
