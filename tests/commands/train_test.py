@@ -56,6 +56,8 @@ class TrainTest(absltest.TestCase):
         self.assertLen(lines.read(run_dir / "awm_grpo" / "trajectories.jsonl"), 3 * 2 * 4)
         for name in ("table.md", "curves.png", "report.html"):
             self.assertGreater((run_dir / name).stat().st_size, 100)
+        page = (run_dir / "report.html").read_text()
+        self.assertIn("What moved since SFT", page)
 
     def test_a_killed_run_goes_on_to_the_same_numbers(self):
         run_dir = self.folder / "killed"
