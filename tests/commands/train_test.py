@@ -57,7 +57,7 @@ class TrainTest(absltest.TestCase):
         for name in ("table.md", "curves.png", "report.html"):
             self.assertGreater((run_dir / name).stat().st_size, 100)
         page = (run_dir / "report.html").read_text()
-        self.assertIn("What moved since SFT", page)
+        self.assertIn("What moved since <bdi>SFT</bdi>", page)
 
     def test_a_killed_run_goes_on_to_the_same_numbers(self):
         run_dir = self.folder / "killed"
