@@ -11,6 +11,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
+# Its square is still a float32. Bounds instead of tests for infinities: selects would keep the
+# compiler from doing all of it in one pass.
+_LARGEST = 1e18
+
 # Reduces within the group and hands the result back to every member: same shape in and out
 # (or broadcastable to it).
 _Reduce = Callable[[jax.Array], jax.Array]
@@ -32,7 +36,8 @@ def group_advantages(
     that of Dr. GRPO (https://arxiv.org/abs/2503.20783).
 
     Args:
-      rewards: `[group_count, group_size]`, computed with as float32.
+      rewards: `[group_count, group_size]`, computed with as float32. Beyond 1e18, infinity
+        included, counts as 1e18.
       valid: same shape, bool. False drops a rollout that failed for a reason the policy could
         not help; its reward may be NaN.
       epsilon: added to the standard deviation, in units of reward.
@@ -152,14 +157,14 @@ def _normalised(rewards, valid, total: _Reduce, least: _Reduce, epsilon, ddof) -
         return values if valid is None else jnp.where(valid, values, 0.0)
 
     count = total(jnp.ones_like(rewards) if valid is None else valid.astype(jnp.float32))
-    low = least(rewards if valid is None else jnp.where(valid, rewards, jnp.inf))
-    # The comparison keeps a group of infinities at 0, and NaN under `valid` out of gradients.
-    distance = kept(jnp.where(rewards == low, 0.0, kept(rewards) - low))
+    bounded = jnp.clip(rewards, -_LARGEST, _LARGEST)
+    low = least(bounded if valid is None else jnp.where(valid, bounded, _LARGEST))
+    # `kept` once more after each step: NaN under `valid` must stay out of gradients too.
+    distance = kept(kept(bounded) - low)
     centred = kept(distance - total(distance) / jnp.maximum(count, 1.0))
     if ddof is None:
         return centred
     variance = total(jnp.square(centred)) / jnp.maximum(count - ddof, 1.0)
-    flat = variance == 0.0
-    # The square root of 0 has no derivative, and `epsilon` may be 0.
-    std = jnp.sqrt(jnp.where(flat, 1.0, variance))
-    return jnp.where(flat, 0.0, centred / (std + epsilon))
+    # The square root of 0 has no derivative, and `epsilon` may be 0. 1e36 is still a float32.
+    std = jnp.sqrt(jnp.maximum(variance, 1e-36))
+    return centred / (std + epsilon)
