@@ -72,8 +72,12 @@ def advance(cache: KVCache, real: jax.Array) -> tuple[KVCache, Visibility]:
     return cache._replace(mask=mask, index=index), Visibility(seen, written)
 
 
-def attention(query, key, value, mask, *, implementation="xla", query_block=1024):
+def attention(query, key, value, mask, *, causal=False, implementation="xla", query_block=None):
     """Softmax attention with grouped heads; the scores are float32.
+
+    Queries are taken in blocks, so that neither pass holds the scores of all; the backward pass
+    makes them again. Callers run it in a scan over layers, which keeps the compiler from merging
+    the two.
 
     Args:
       query: `[batch, time, heads, head_dim]`. Head `h` reads key/value head
@@ -81,28 +85,30 @@ def attention(query, key, value, mask, *, implementation="xla", query_block=1024
       key, value: `[batch, source, kv_heads, head_dim]`.
       mask: `[batch, time, source]` bool, or `[batch, 1, source]` where all queries see the
         same; True where the query may attend. A query that sees nothing gets a finite mean.
+      causal: promises that query `i` sees no source behind `i`. A block then leaves out what lies
+        behind it, which is nearly half of the work.
       implementation: "xla".
-      query_block: how many queries at most have their scores held at once, in the backward pass
-        too. Above that, blocks of queries are done one after another and recomputed.
+      query_block: how many queries a block has; None for a sixteenth of the row, but at least 128
+        and at most 1,024.
 
     Returns:
       `[batch, time, heads, head_dim]`, type of `query`.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"attention {implementation!r}: expected one of {IMPLEMENTATIONS}")
-    batch, time, heads, head_dim = query.shape
-    mask = jnp.broadcast_to(mask, (batch, time, key.shape[1]))
-    if time <= query_block:
-        return _attend(query, key, value, mask)
-    padding = -time % query_block
+    batch, time = query.shape[:2]
+    source = key.shape[1]
+    mask = jnp.broadcast_to(mask, (batch, time, source))
+    block = query_block or min(128 * -(-time // 2048), 1024)
 
-    def blocks(x):
-        x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(batch, -1, query_block, *x.shape[2:]), 1, 0)
+    def attend(start):
+        rows, seen = slice(start, start + block), min(start + block, source) if causal else source
+        return jax.checkpoint(
+            lambda q, k, v: _attend(q, k[:, :seen], v[:, :seen], mask[:, rows, :seen]),
+            prevent_cse=False,
+        )(query[:, rows], key, value)
 
-    body = jax.checkpoint(lambda block: _attend(block[0], key, value, block[1]), prevent_cse=False)
-    out = jnp.moveaxis(jax.lax.map(body, (blocks(query), blocks(mask))), 0, 1)
-    return out.reshape(batch, -1, heads, head_dim)[:, :time]
+    return jnp.concatenate([attend(start) for start in range(0, time, block)], axis=1)
 
 
 def _attend(query, key, value, mask):

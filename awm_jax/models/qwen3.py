@@ -49,7 +49,12 @@ class Attention(nnx.Module):
             )
             key, value = (store[layer].astype(x.dtype) for store in kept)
         out = attention_lib.attention(
-            query, key, value, visibility.mask, implementation=implementation
+            query,
+            key,
+            value,
+            visibility.mask,
+            causal=visibility.slots is None,
+            implementation=implementation,
         )
         return self.o_proj(out.reshape(*x.shape[:2], -1)), kept
 
