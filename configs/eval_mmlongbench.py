@@ -43,7 +43,8 @@ def get_config() -> ml_collections.ConfigDict:
     c = ml_collections.ConfigDict()
     c.run_dir = "runs/eval_mmlongbench"
     c.seed = 0
-    # "agent"; "rag" answers at once from the pages that match the question, "direct" from all.
+    # "agent"; "evidence_given" is the agent whose search finds all gold pages; "rag" answers at
+    # once from the pages that match the question, "direct" from all.
     c.setting = "agent"
     # Between two writes to the disk. What is lost when a run is killed is asked again.
     c.rollouts_at_once = 512

@@ -85,6 +85,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     c.log_prob_chunk = 2048
     c.checkpoints_kept = 2
+    c.export = "bfloat16"
     # Eight is as far as the key/value heads divide; four leave a batch for the other chips.
     c.mesh = ml_collections.ConfigDict()
     c.mesh.data = 1

@@ -101,4 +101,6 @@ def get_config() -> ml_collections.ConfigDict:
     c.master_dtype = "float32"
     c.remat = False
     c.checkpoints_kept = 2
+    # The type of the policy that is exported at the end.
+    c.export = "float32"
     return c

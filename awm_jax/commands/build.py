@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -230,6 +231,25 @@ def load_policy(
 def split_frozen(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is not trained, the vision tower, and what is."""
     return {"visual": params["visual"]}, {k: v for k, v in params.items() if k != "visual"}
+
+
+def export(
+    policy: Policy, params: Mapping[str, Any], path: pathlib.Path, *, assets: str, dtype: str
+) -> None:
+    """Writes the parameters in Hugging Face's form; a kill leaves all of it or nothing.
+
+    Args:
+      policy: of the parameters.
+      params: all of them.
+      path: a folder that does not exist yet.
+      assets: the checkpoint whose tokenizer and processor files are copied.
+      dtype: of the written tensors.
+    """
+    new = path.with_name(path.name + ".new")
+    shutil.rmtree(new, ignore_errors=True)
+    typed = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    hf.save_model(policy.model, typed, new, assets=hf.checkpoint_directory(assets))
+    new.rename(path)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

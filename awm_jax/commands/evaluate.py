@@ -43,6 +43,10 @@ def run(config: ml_collections.ConfigDict) -> None:
     limits = rollout.RolloutSettings(**config.rollout)
     spent = served.Costs()
     with build.open_library(config.data, index_at=run_dir / "index") as library:
+        # Without gold pages there is nothing to give.
+        given = config.setting == "evidence_given"
+        questions = [q for q in library.questions if q.evidence_pages or not given]
+        left_out = len(library.questions) - len(questions)
         generate, policy_name = _policy(config, spent)
         judge, reader_name, scorer = _judge(config)
         display.show_plan(
@@ -52,6 +56,7 @@ def run(config: ml_collections.ConfigDict) -> None:
                 ("reader", reader_name),
                 ("scorer", scorer),
                 ("data", "\n".join(library.provenance)),
+                ("setting", config.setting),
                 ("rollouts", f"{config.data.samples} a question, seed {config.seed}"),
                 ("written to", str(run_dir)),
                 ("commit", facts["commit"]),
@@ -59,7 +64,7 @@ def run(config: ml_collections.ConfigDict) -> None:
         )
         with display.phase("rollouts"):
             judged = evaluate(
-                library.questions,
+                questions,
                 roll_out=_roll_out(config, library, generate=generate, settings=limits),
                 judge=judge,
                 seed=(config.seed,),
@@ -83,8 +88,9 @@ def run(config: ml_collections.ConfigDict) -> None:
             scorer=scorer,
             step_budget=limits.max_steps,
             seed=config.seed,
-            questions=len(library.questions),
-            details={"policy": policy_name, "reader": reader_name, "commit": facts["commit"]},
+            questions=len(questions),
+            details={"policy": policy_name, "reader": reader_name, "commit": facts["commit"]}
+            | ({"without gold pages, left out": str(left_out)} if left_out else {}),
         )
         rows = [(config.setting, cells.summarize(verdict for _, verdict in judged))]
         paths = tables.write_tables(run_dir, "table", rows, caption)
@@ -118,6 +124,8 @@ def _roll_out(config: ml_collections.ConfigDict, library: build.Library, **optio
             return functools.partial(
                 rollout.run_rollouts, search=library.search, render=library.render, **options
             )
+        case "evidence_given":
+            return functools.partial(settings.evidence_given, render=library.render, **options)
         case "rag":
             return functools.partial(
                 settings.rag, search=library.search, render=library.render, **options
@@ -127,7 +135,7 @@ def _roll_out(config: ml_collections.ConfigDict, library: build.Library, **optio
                 settings.direct, page_count=library.page_count, render=library.render, **options
             )
         case other:
-            raise ValueError(f"setting {other!r}: expected agent, rag or direct")
+            raise ValueError(f"setting {other!r}: expected agent, evidence_given, rag or direct")
 
 
 def _policy(config: ml_collections.ConfigDict, spent: served.Costs) -> tuple[Generate, str]:

@@ -4,12 +4,10 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import ml_collections
 import rich.text
@@ -17,7 +15,6 @@ import rich.text
 from awm_jax.agent import records, rollout
 from awm_jax.commands import build, display, provenance
 from awm_jax.documents import pdf
-from awm_jax.models import hf
 from awm_jax.training import batch, checkpoint, grpo, lines, sft, state
 from awm_jax.types import ANSWERED, Render, Trajectory
 
@@ -100,7 +97,9 @@ def run(config: ml_collections.ConfigDict) -> None:
     exported = run_dir / "policy"
     params, metrics = _train(job, run_dir, digests)
     if not exported.exists():
-        export(job.policy, params, exported, assets=config.policy.checkpoint, dtype=config.export)
+        build.export(
+            job.policy, params, exported, assets=config.policy.checkpoint, dtype=config.export
+        )
     summary = {
         "lessons": sizes,
         "trajectories_sha256": digests,
@@ -129,25 +128,6 @@ def read_trajectories(paths: Sequence[str]) -> tuple[list[Trajectory], dict[str,
         raise ValueError("--config.trajectories names no file")
     digests = {path: hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest() for path in found}
     return [record.trajectory for read in found.values() for record in read], digests
-
-
-def export(
-    policy: build.Policy, params: Mapping[str, Any], path: pathlib.Path, *, assets: str, dtype: str
-) -> None:
-    """Writes the parameters in Hugging Face's form; a kill leaves all of it or nothing.
-
-    Args:
-      policy: of the parameters.
-      params: all of them.
-      path: a folder that does not exist yet.
-      assets: the checkpoint whose tokenizer and processor files are copied.
-      dtype: of the written tensors.
-    """
-    new = path.with_name(path.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    typed = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    hf.save_model(policy.model, typed, new, assets=hf.checkpoint_directory(assets))
-    new.rename(path)
 
 
 def _job(config, trajectories: Sequence[Trajectory]) -> tuple[_Job, Mapping[str, Any]]:

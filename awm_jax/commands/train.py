@@ -123,7 +123,8 @@ def _train(
     """Trains from the warm start with one reward, or goes on from the newest checkpoint.
 
     Returns:
-      All parameters after the last update, and the metrics of every step.
+      All parameters after the last update, which are exported as `policy-STEP` in Hugging
+      Face's form, and the metrics of every step.
     """
     config = job.config
     folder = job.run_dir / name
@@ -146,6 +147,10 @@ def _train(
         current = state.initial_state(trained, optimizer, dtype=config.master_dtype)
         current = checkpoint.restore(kept, current, _shared(config, cell_rewards)) or current
         done = int(current.step)
+        if done > config.steps:
+            raise ValueError(
+                f"{folder}: {done} updates are done; found config.steps={config.steps}"
+            )
         # What was written after the checkpoint is made again.
         lines.keep(metrics_path, lambda line: line["step"] < done)
         lines.keep(rollouts_path, lambda line: line["seed"][1] < done)
@@ -160,7 +165,13 @@ def _train(
                 lines.append(metrics_path, [metrics])
                 checkpoint.save(kept, current, _shared(config, cell_rewards))
                 show(metrics)
-    return {**frozen, **current.params}, lines.read(metrics_path)
+    params = {**frozen, **current.params}
+    exported = folder / f"policy-{int(current.step)}"
+    if not exported.exists():
+        build.export(
+            job.policy, params, exported, assets=config.policy.checkpoint, dtype=config.export
+        )
+    return params, lines.read(metrics_path)
 
 
 def _step(
@@ -214,7 +225,7 @@ def _step(
 def _shared(config: ml_collections.ConfigDict, cell_rewards: CellRewards) -> dict[str, Any]:
     """The settings that a resumed run must have in common with the one that it goes on from."""
     settings = {**config.to_dict(), "rewards": cell_rewards}
-    for free in ("run_dir", "steps", "eval_data", "checkpoints_kept", "mesh", "remat"):
+    for free in ("run_dir", "steps", "eval_data", "checkpoints_kept", "export", "mesh", "remat"):
         del settings[free]
     # As it comes back from the checkpoint, lists for tuples.
     return json.loads(json.dumps(settings))

@@ -10,6 +10,7 @@ import numpy as np
 from absl.testing import absltest
 
 from awm_jax.commands import build, train
+from awm_jax.models import hf
 from awm_jax.rl.rewards import CellRewards
 from awm_jax.training import checkpoint, lines, state
 from configs import tiny_world
@@ -56,6 +57,12 @@ class TrainTest(absltest.TestCase):
         self.assertLen(lines.read(run_dir / "awm_grpo" / "trajectories.jsonl"), 3 * 2 * 4)
         for name in ("table.md", "curves.png", "report.html"):
             self.assertGreater((run_dir / name).stat().st_size, 100)
+        exported = hf.load_model(run_dir / "awm_grpo" / "policy-3", dtype="float32")
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            build.split_frozen(exported.params)[1],
+            self.final_state("whole").params,
+        )
         page = (run_dir / "report.html").read_text()
         self.assertIn("What moved since <bdi>SFT</bdi>", page)
 
@@ -98,6 +105,10 @@ class TrainTest(absltest.TestCase):
             found = checkpoint.restore(kept, like, settings)
         self.assertEqual(int(found.step), 3)
         return found
+
+    def test_fewer_updates_than_are_done_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "3 updates are done; found config.steps=2"):
+            train.run(toy_config(self.folder / "whole", steps=2))
 
     def test_other_settings_do_not_go_on_from_a_checkpoint(self):
         config = toy_config(self.folder / "whole", steps=3)
