@@ -93,4 +93,5 @@ def get_config() -> ml_collections.ConfigDict:
     c.mesh.tensor = 4
     c.master_dtype = "float32"
     c.remat = True
+    c.attention = "splash"  # the TPU's kernel; "cudnn" on GPU
     return c

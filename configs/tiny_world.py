@@ -100,6 +100,8 @@ def get_config() -> ml_collections.ConfigDict:
     # The type in which parameters and moments are kept, and whether activations are made again.
     c.master_dtype = "float32"
     c.remat = False
+    # "xla" anywhere, "splash" on TPU, "cudnn" on NVIDIA GPU (in bfloat16).
+    c.attention = "xla"
     c.checkpoints_kept = 2
     # The type of the policy that is exported at the end.
     c.export = "float32"

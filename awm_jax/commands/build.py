@@ -206,6 +206,7 @@ def load_policy(
     *,
     rows: int | None = None,
     remat: bool = False,
+    attention: str = "xla",
 ) -> Policy:
     """The policy of a checkpoint, with images, spread over the mesh.
 
@@ -214,12 +215,16 @@ def load_policy(
       sampler: keyword arguments of `policy.make_generate`.
       mesh: made by `sharding.make_mesh`; None for one device.
       rows: of a training micro-batch, where it is trained.
-      remat: see `awm_jax.models.qwen3.Model`.
+      remat, attention: see `awm_jax.models.qwen3.Model`.
     """
     mesh = sharding.make_mesh() if mesh is None else mesh
     sharding.check_mesh(mesh, hf.load_config(section.checkpoint), rows=rows)
     model = hf.load_model(
-        section.checkpoint, dtype=section.dtype, remat=remat, **sharding.model_options(mesh)
+        section.checkpoint,
+        dtype=section.dtype,
+        remat=remat,
+        attention=attention,
+        **sharding.model_options(mesh),
     )
     processor = load_processor(hf.checkpoint_directory(section.checkpoint))
     if model.config.vision is None:

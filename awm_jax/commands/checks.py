@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import ml_collections
 
+from awm_jax.models.attention import IMPLEMENTATIONS
 from awm_jax.rl.rewards import ANSWER_ONLY, CellRewards, check_order
 
 
@@ -48,3 +49,20 @@ def check_steps(steps: int) -> str:
     if steps < 0:
         raise ValueError(f"found {steps} updates, expected 0 or more")
     return f"{steps} updates"
+
+
+def check_attention(name: str, platform: str | None) -> str:
+    """The attention implementation; ValueError for one that is unknown or of other hardware.
+
+    Args:
+      name: as `models.attention` has it.
+      platform: of the devices, as JAX names it; None where they are not known.
+    """
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"attention {name!r}: expected one of {[*IMPLEMENTATIONS]}")
+    if platform is not None and IMPLEMENTATIONS[name] not in (None, platform):
+        raise ValueError(
+            f"attention {name!r} is a kernel for {IMPLEMENTATIONS[name]}, the devices are of "
+            f"platform {platform!r}; 'xla' runs anywhere"
+        )
+    return name

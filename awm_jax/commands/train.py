@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import ml_collections
 
 from awm_jax.agent import records, rollout
@@ -53,6 +54,7 @@ def run(config: ml_collections.ConfigDict) -> None:
     rewards = {name: checks.cell_rewards(values) for name, values in config.rewards.items()}
     checks.check_groups(config.groups)
     checks.check_steps(config.steps)
+    checks.check_attention(config.attention, jax.default_backend())
     mesh = sharding.make_mesh(**config.mesh)
     run_dir = pathlib.Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -71,6 +73,7 @@ def run(config: ml_collections.ConfigDict) -> None:
                 mesh,
                 rows=config.packing.rows,
                 remat=config.remat,
+                attention=config.attention,
             ),
             build.load_reader(config.reader, mesh),
             rollout.RolloutSettings(**config.rollout),
@@ -225,7 +228,8 @@ def _step(
 def _shared(config: ml_collections.ConfigDict, cell_rewards: CellRewards) -> dict[str, Any]:
     """The settings that a resumed run must have in common with the one that it goes on from."""
     settings = {**config.to_dict(), "rewards": cell_rewards}
-    for free in ("run_dir", "steps", "eval_data", "checkpoints_kept", "export", "mesh", "remat"):
+    what_else = ("run_dir", "steps", "eval_data", "checkpoints_kept", "export")
+    for free in (*what_else, "mesh", "remat", "attention"):
         del settings[free]
     # As it comes back from the checkpoint, lists for tuples.
     return json.loads(json.dumps(settings))

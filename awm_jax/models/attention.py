@@ -5,7 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-IMPLEMENTATIONS = ("xla",)
+from awm_jax.models import attention_kernels
+
+# By name, the platform that each needs; None for any.
+IMPLEMENTATIONS = {"xla": None, "splash": "tpu", "cudnn": "gpu"}
 
 
 class KVCache(NamedTuple):
@@ -31,10 +34,12 @@ class Visibility(NamedTuple):
       mask: `[batch, time, source]` bool, True where the token may attend to the source.
       slots: `[batch, time]` int32, the cache slot of each token, out of range for padding;
         None without a cache.
+      segments: `[batch, time]` int32, of which the mask is made; None with a cache.
     """
 
     mask: jax.Array
     slots: jax.Array | None
+    segments: jax.Array | None
 
 
 def packed_visibility(segment_ids: jax.Array) -> Visibility:
@@ -46,7 +51,7 @@ def packed_visibility(segment_ids: jax.Array) -> Visibility:
     time = segment_ids.shape[1]
     causal = jnp.tril(jnp.ones((1, time, time), bool))
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    return Visibility(causal & same & (segment_ids != 0)[:, None, :], None)
+    return Visibility(causal & same & (segment_ids != 0)[:, None, :], None, segment_ids)
 
 
 def advance(cache: KVCache, real: jax.Array) -> tuple[KVCache, Visibility]:
@@ -69,15 +74,25 @@ def advance(cache: KVCache, real: jax.Array) -> tuple[KVCache, Visibility]:
     mask = cache.mask.at[rows, written].set(True, mode="drop")
     seen = mask[:, None, :] & (jnp.arange(slot_count)[None, None, :] <= slots[:, :, None])
     index = cache.index + jnp.sum(real, axis=1, dtype=jnp.int32)
-    return cache._replace(mask=mask, index=index), Visibility(seen, written)
+    return cache._replace(mask=mask, index=index), Visibility(seen, written, None)
 
 
-def attention(query, key, value, mask, *, causal=False, implementation="xla", query_block=None):
+def attention(
+    query,
+    key,
+    value,
+    mask,
+    *,
+    segments=None,
+    implementation="xla",
+    per_device=lambda kernel: kernel,
+    query_block=None,
+):
     """Softmax attention with grouped heads; the scores are float32.
 
     Queries are taken in blocks, so that neither pass holds the scores of all; the backward pass
     makes them again. Callers run it in a scan over layers, which keeps the compiler from merging
-    the two.
+    the two. This is "xla", the reference of the hardware's kernels.
 
     Args:
       query: `[batch, time, heads, head_dim]`. Head `h` reads key/value head
@@ -85,9 +100,11 @@ def attention(query, key, value, mask, *, causal=False, implementation="xla", qu
       key, value: `[batch, source, kv_heads, head_dim]`.
       mask: `[batch, time, source]` bool, or `[batch, 1, source]` where all queries see the
         same; True where the query may attend. A query that sees nothing gets a finite mean.
-      causal: promises that query `i` sees no source behind `i`. A block then leaves out what lies
-        behind it, which is nearly half of the work.
-      implementation: "xla".
+      segments: `[batch, time]` int32, where `mask` is what `packed_visibility` makes of them. A
+        block then leaves out what lies behind it, which is nearly half of the work.
+      implementation: of calls with `segments`; one of `IMPLEMENTATIONS`. Others go by "xla".
+      per_device: makes a function of query, key, value and segments one of arrays that are spread
+        over devices; for a kernel that the compiler cannot split.
       query_block: how many queries a block has; None for a sixteenth of the row, but at least 128
         and at most 1,024.
 
@@ -95,14 +112,19 @@ def attention(query, key, value, mask, *, causal=False, implementation="xla", qu
       `[batch, time, heads, head_dim]`, type of `query`.
     """
     if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"attention {implementation!r}: expected one of {IMPLEMENTATIONS}")
+        raise ValueError(f"attention {implementation!r}: expected one of {[*IMPLEMENTATIONS]}")
+    if segments is not None and implementation == "splash":
+        return per_device(attention_kernels.splash)(query, key, value, segments)
+    if segments is not None and implementation == "cudnn":
+        return attention_kernels.cudnn(query, key, value, mask)
     batch, time = query.shape[:2]
     source = key.shape[1]
     mask = jnp.broadcast_to(mask, (batch, time, source))
     block = query_block or min(128 * -(-time // 2048), 1024)
 
     def attend(start):
-        rows, seen = slice(start, start + block), min(start + block, source) if causal else source
+        rows = slice(start, start + block)
+        seen = source if segments is None else start + block
         return jax.checkpoint(
             lambda q, k, v: _attend(q, k[:, :seen], v[:, :seen], mask[:, rows, :seen]),
             prevent_cse=False,

@@ -146,7 +146,7 @@ def load_model(path: str | os.PathLike, *, dtype="bfloat16", place=None, **optio
       dtype: type of the parameters, and of all that is computed with them.
       place: (path such as "language_model/norm/scale", shape) -> `Sharding`; None for the
         default device.
-      **options: `remat`, `attention`, `constrain` and `constrain_cache` of `qwen3.Model`.
+      **options: those of `qwen3.Model`, such as `remat` and `attention`.
 
     Raises:
       ValueError: for a config that asks for something else than we compute, and, listed

@@ -32,7 +32,7 @@ class Attention(nnx.Module):
         self.k_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
         self.head_dim = c.head_dim
 
-    def __call__(self, x, cos, sin, visibility: Visibility, layer, kept, implementation):
+    def __call__(self, x, cos, sin, visibility: Visibility, layer, kept, model):
         """`kept` is the cache's (key, value) over all layers, or None; returned updated."""
 
         def heads(y):
@@ -53,8 +53,9 @@ class Attention(nnx.Module):
             key,
             value,
             visibility.mask,
-            causal=visibility.slots is None,
-            implementation=implementation,
+            segments=visibility.segments,
+            implementation=model.attention,
+            per_device=model.per_device,
         )
         return self.o_proj(out.reshape(*x.shape[:2], -1)), kept
 
@@ -81,10 +82,8 @@ class Block(nnx.Module):
         self.post_attention_layernorm = layers.RMSNorm(c.hidden_size, epsilon=c.rms_norm_eps)
         self.mlp = MLP(c) if c.num_experts is None else moe.SparseMLP(c)
 
-    def __call__(self, x, cos, sin, visibility, layer, kept, implementation):
-        y, kept = self.self_attn(
-            self.input_layernorm(x), cos, sin, visibility, layer, kept, implementation
-        )
+    def __call__(self, x, cos, sin, visibility, layer, kept, model):
+        y, kept = self.self_attn(self.input_layernorm(x), cos, sin, visibility, layer, kept, model)
         x = x + y
         return x + self.mlp(self.post_attention_layernorm(x)), kept
 
@@ -125,7 +124,7 @@ class Decoder(nnx.Module):
           position_ids: `[axis, batch, time]` int32.
           visibility: who sees whom.
           cache: as `attention.advance` returned it, or None.
-          model: the `Model`, for its `remat`, `attention`, `constrain` and `constrain_cache`.
+          model: the `Model`, for what it says beside the parameters.
           after_layer: changes the hidden state, given it and the layer's number.
         """
         # All is computed in the layers' type, also where the embedding is kept in a wider one.
@@ -138,7 +137,7 @@ class Decoder(nnx.Module):
         def body(carry, step):
             x, kept = carry
             block, layer = step
-            x, kept = block(x, cos, sin, visibility, layer, kept, model.attention)
+            x, kept = block(x, cos, sin, visibility, layer, kept, model)
             if after_layer is not None:
                 x = after_layer(x, layer)
             return (model.constrain(x), kept), None
@@ -188,10 +187,11 @@ class Model:
       params: nested dict of arrays. Linear kernels are `[inputs, outputs]`; what lies under
         `layers` has a leading layer axis.
       remat: whether the backward pass recomputes each layer instead of keeping its inside.
-      attention: name of the attention implementation.
+      attention: name of the implementation for packed rows, as `attention.attention` has it.
       constrain: applied to the decoder's hidden states `[batch, time, hidden]` between layers;
         a place for a sharding constraint.
       constrain_cache: likewise, applied to a cache when it is made and when it was written.
+      per_device: as `attention.attention` has it.
     """
 
     config: Config
@@ -200,6 +200,7 @@ class Model:
     attention: str = "xla"
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x
     constrain_cache: Callable[[KVCache], KVCache] = lambda cache: cache
+    per_device: Callable[[Callable], Callable] = lambda kernel: kernel
 
     def hidden(
         self,

@@ -163,12 +163,12 @@ class VisionBlock(nnx.Module):
         )
         self.num_heads = v.num_heads
 
-    def __call__(self, x, cos, sin, mask, implementation):
+    def __call__(self, x, cos, sin, mask):
         """`x` is `[frame, patch, features]`; `mask` `[frame, 1, patch]`, True for real patches."""
         qkv = self.attn.qkv(self.norm1(x)).reshape(*x.shape[:2], 3, self.num_heads, -1)
         query, key, value = (qkv[:, :, i] for i in range(3))
         query, key = layers.rotate(query, cos, sin), layers.rotate(key, cos, sin)
-        out = attention_lib.attention(query, key, value, mask, implementation=implementation)
+        out = attention_lib.attention(query, key, value, mask)
         x = x + self.attn.proj(out.reshape(x.shape))
         inner = jax.nn.gelu(self.mlp.linear_fc1(self.norm2(x)), approximate=True)
         return x + self.mlp.linear_fc2(inner)
@@ -259,7 +259,7 @@ class VisionTower(nnx.Module):
         def body(carry, step):
             x, kept = carry
             block, place = step
-            x = block(x, cos, sin, mask, model.attention)
+            x = block(x, cos, sin, mask)
             kept = jax.lax.dynamic_update_index_in_dim(kept, x, place, axis=0)
             return (x, kept), None
 

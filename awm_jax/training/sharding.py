@@ -252,13 +252,34 @@ def constrain_cache(mesh: Mesh) -> Callable[[KVCache], KVCache]:
     return constrain
 
 
+def attention_per_device(mesh: Mesh) -> Callable[[Callable], Callable]:
+    """Runs an attention kernel on each device's rows and heads."""
+
+    def on_mesh(kernel):
+        def run(query, key, value, segments):
+            rows = batch_spec(mesh, query.shape[0])
+            heads = P(rows, None, "tensor", None)
+            return jax.shard_map(
+                kernel,
+                mesh=mesh,
+                in_specs=(heads, heads, heads, P(rows, None)),
+                out_specs=heads,
+                check_vma=False,
+            )(query, key, value, segments)
+
+        return run
+
+    return on_mesh
+
+
 def model_options(mesh: Mesh) -> dict[str, Any]:
     """What `hf.load_model` takes to spread a model over the mesh: where parameters and, in use,
-    hidden states and the cache lie."""
+    hidden states and the cache lie, and how a kernel is run on each device's part."""
     return {
         "place": placement(mesh),
         "constrain": constrain_hidden(mesh),
         "constrain_cache": constrain_cache(mesh),
+        "per_device": attention_per_device(mesh),
     }
 
 

@@ -54,31 +54,33 @@ class AttentionTest(parameterized.TestCase):
             np.testing.assert_allclose(a, b, atol=2e-6)
 
     @parameterized.parameters(None, 3)
-    def test_causal_only_leaves_out_what_the_mask_hides(self, query_block):
-        mask = self.mask[:, :, :7] & np.tril(np.ones((7, 7), bool))
+    def test_segments_only_leave_out_what_the_mask_hides(self, query_block):
+        segments = jnp.array([[1, 1, 1, 2, 2, 2, 2], [3, 3, 3, 3, 3, 3, 3]])
+        mask = attention.packed_visibility(segments).mask
         key, value = self.key[:, :7], self.value[:, :7]
 
-        def outputs(query, key, value, causal):
+        def outputs(query, key, value, known):
             return attention.attention(
-                query, key, value, mask, causal=causal, query_block=query_block
+                query, key, value, mask, segments=known, query_block=query_block
             )
 
         for fn in (outputs, jax.grad(lambda *x: jnp.sum(jnp.sin(outputs(*x))), argnums=(0, 1, 2))):
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
-                fn(self.query, key, value, True),
-                fn(self.query, key, value, False),
+                fn(self.query, key, value, segments),
+                fn(self.query, key, value, None),
             )
 
     def test_causal_blocks_do_less(self):
-        def work(causal):
+        def work(segments):
             shape = jax.ShapeDtypeStruct((1, 2048, 1, 8), jnp.float32)
             mask = jax.ShapeDtypeStruct((1, 2048, 2048), bool)
-            fn = functools.partial(attention.attention, causal=causal)
+            fn = functools.partial(attention.attention, segments=segments)
             return jax.jit(fn).lower(shape, shape, shape, mask).cost_analysis()["flops"]
 
         # 16 blocks, of which the first sees 1/16 of the sources: 17/32.
-        self.assertAlmostEqual(work(True) / work(False), 17 / 32, delta=0.02)
+        some = jnp.ones((1, 2048), jnp.int32)
+        self.assertAlmostEqual(work(some) / work(None), 17 / 32, delta=0.02)
 
     def test_one_mask_for_all_queries(self):
         mask = self.mask[:, :1]

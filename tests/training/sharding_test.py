@@ -13,8 +13,8 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
+from awm_jax.models import attention, hf
 from awm_jax.models import config as config_lib
-from awm_jax.models import hf
 from awm_jax.rl import losses
 from awm_jax.training import batch as batch_lib
 from awm_jax.training import grpo, sharding, state
@@ -96,6 +96,29 @@ class TrainStepTest(parameterized.TestCase):
         for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
             expected = place(sharding.path_of(keys), leaf.shape)
             self.assertTrue(leaf.sharding.is_equivalent_to(expected, leaf.ndim), keys)
+
+    def test_a_kernel_sees_each_devices_rows_and_heads(self):
+        mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+        rng = np.random.default_rng(0)
+        query, key, value = (
+            rng.standard_normal((8, 6, heads, 4), np.float32) for heads in (4, 2, 2)
+        )
+        segments = jnp.asarray(rng.integers(1, 3, (8, 6)).cumsum(axis=1))
+
+        def kernel(query, key, value, segments):
+            mask = attention.packed_visibility(segments).mask
+            return attention.attention(query, key, value, mask)
+
+        def on_a_part(*parts):
+            self.assertEqual([part.shape[0] for part in parts], [2] * 4)
+            self.assertEqual([part.shape[2] for part in parts[:3]], [2, 1, 1])
+            return kernel(*parts)
+
+        np.testing.assert_allclose(
+            jax.jit(sharding.attention_per_device(mesh)(on_a_part))(query, key, value, segments),
+            kernel(query, key, value, segments),
+            atol=1e-6,
+        )
 
     @parameterized.parameters(*MESHES, (1, 1, 1))
     def test_every_mesh_gives_the_same_loss_and_gradients(self, data, fsdp, tensor):
