@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import PIL.Image
 
-from awm_jax.models.processor import ImageSettings, Processor, image_grid, process_image
+from awm_jax.models.processor import ImageSettings, Processor, image_grid, process_images
 from awm_jax.models.qwen3_vl import Model, PatchLayout, patch_layout
 
 # Images of one call of the vision tower, and how many patches they may have together.
@@ -106,8 +106,7 @@ def program_count() -> int:
 def _encode_batch(model, visual, images, settings, patches) -> list[np.ndarray]:
     vision, count = model.config.vision, patches * len(images)
     pixels, grids, first = np.zeros((count, vision.patch_features), np.float32), [], 0
-    for image in images:
-        values, grid = process_image(image, settings)
+    for values, grid in process_images(images, settings):
         pixels[first : first + len(values)] = values
         first += len(values)
         grids.append(grid)

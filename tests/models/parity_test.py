@@ -111,7 +111,7 @@ class ParityTest(parameterized.TestCase):
         cos, sin = tower.rotation(where)
         np.testing.assert_allclose(cos[0], values["vis.cos"], atol=VISION)
         np.testing.assert_allclose(sin[0], values["vis.sin"], atol=VISION)
-        block = jax.jit(lambda block, x: block(x, cos, sin, where.valid[:, None], "xla"))
+        block = jax.jit(lambda block, x: block(x, cos, sin, where.valid[:, None]))
         for number in range(model.config.vision.depth):
             x = block(jax.tree.map(lambda p: p[number], tower.blocks), x)  # noqa: B023
             expected = values[f"vis.block.{number}"]

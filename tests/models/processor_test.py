@@ -165,6 +165,20 @@ class EncodeTest(parameterized.TestCase):
 
 
 class ProcessImageTest(parameterized.TestCase):
+    def test_many_images_in_threads_have_the_bits_of_each_alone(self):
+        rng = np.random.default_rng(0)
+        images = [rng.integers(0, 256, (60 + n, 90, 3), dtype=np.uint8) for n in range(9)]
+        settings = processor.ImageSettings(
+            min_pixels=1024, max_pixels=8192, patch_size=16, temporal_patch_size=2, merge_size=2,
+            mean=(0.5,) * 3, std=(0.5,) * 3,
+        )  # fmt: skip
+        for (found, grid), image in zip(
+            processor.process_images(images, settings), images, strict=True
+        ):
+            patches, expected = processor.process_image(image, settings)
+            np.testing.assert_array_equal(found, patches)
+            self.assertEqual(grid, expected)
+
     @parameterized.parameters(IMAGES)
     def test_equal_to_hf_in_every_bit(self, name):
         source = json.loads(str(GOLDEN["settings"]))
