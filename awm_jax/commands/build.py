@@ -19,10 +19,10 @@ from awm_jax.judging import reader, training_scorer
 from awm_jax.models import hf
 from awm_jax.models.processor import Processor, load_processor
 from awm_jax.models.qwen3_vl import Model
-from awm_jax.policy import PageFeatures, make_generate, page_positions
+from awm_jax.policy import PageFeatures, PolicyGenerate, make_generate, page_positions
 from awm_jax.training import batch, sharding
 from awm_jax.training.batch import PackShape, PolicyBatch, TrainingSequence
-from awm_jax.types import Document, Generate, Question, Render, Search, Trajectory, Verdict
+from awm_jax.types import Document, Question, Render, Search, Trajectory, Verdict
 
 # The tiny world's answers have the formats of MMLongBench-Doc, so one scorer serves both.
 SCORER = "mmlongbench rules, official"
@@ -169,7 +169,7 @@ class Policy:
         """`[vocab]` bool, True on ids that are never sampled."""
         return self.processor.banned(self.model.config.text.vocab_size)
 
-    def generate(self, params: Mapping[str, Any], *, version: int) -> Generate:
+    def generate(self, params: Mapping[str, Any], *, version: int) -> PolicyGenerate:
         """The policy with these parameters, which are copied to where sampling wants them."""
         return make_generate(
             self.model,

@@ -15,11 +15,10 @@ from awm_jax.agent import records, rollout
 from awm_jax.commands import build, checks, display, provenance
 from awm_jax.evaluation import cells, report, statistics, tables
 from awm_jax.evaluation.run import evaluate
-from awm_jax.models.generate import program_count
 from awm_jax.rl import losses
 from awm_jax.rl.rewards import CellRewards
 from awm_jax.training import batch, checkpoint, grpo, lines, sharding, state
-from awm_jax.types import Trajectory, Verdict
+from awm_jax.types import Generate, Trajectory, Verdict
 
 # Evaluation's seeds start with this, so that no held-out rollout shares one with training.
 _EVALUATION = 1_000_003
@@ -38,11 +37,11 @@ class _Job:
     settings: rollout.RolloutSettings
 
     def roll_out(
-        self, tasks: Sequence[grpo.Task], params, version: int, library: build.Library
+        self, tasks: Sequence[grpo.Task], generate: Generate, library: build.Library
     ) -> list[Trajectory]:
         return rollout.run_rollouts(
             tasks,
-            self.policy.generate(params, version=version),
+            generate,
             search=library.search,
             render=library.render,
             settings=self.settings,
@@ -187,7 +186,8 @@ def _step(
         library.questions, seed=seed, step=step, count=groups.questions_per_step
     )
     tasks = grpo.tasks_at_step(questions, group_size=groups.group_size, seed=seed, step=step)
-    trajectories = job.roll_out(tasks, {**frozen, **current.params}, step, library)
+    generate = job.policy.generate({**frozen, **current.params}, version=step)
+    trajectories = job.roll_out(tasks, generate, library)
     times.append(time.monotonic())
     verdicts = job.reader.judge(trajectories)
     times.append(time.monotonic())
@@ -215,7 +215,7 @@ def _step(
         "seconds/judge": times[2] - times[1],
         "seconds/update": times[3] - times[2],
         "tokens_per_second": sampled / (times[1] - times[0]),
-        "compiled/sampler": program_count(),
+        **generate.metrics,
         **{f"compiled/{half}": count for half, count in update.compiled().items()},
     }
     rollouts = [
@@ -243,7 +243,9 @@ def _evaluate(
     with display.phase(f"evaluate {name}"):
         return evaluate(
             library.questions,
-            roll_out=lambda tasks: job.roll_out(tasks, params, steps, library),
+            roll_out=lambda tasks: job.roll_out(
+                tasks, job.policy.generate(params, version=steps), library
+            ),
             judge=job.reader.judge,
             seed=(job.config.seed, _EVALUATION),
             samples=job.config.eval_data.samples,

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
-from awm_jax.models import attention, hf
+from awm_jax.models import attention, generate, hf
 from awm_jax.models import config as config_lib
 from awm_jax.rl import losses
 from awm_jax.training import batch as batch_lib
@@ -222,6 +222,41 @@ class PlacementTest(parameterized.TestCase):
         cache = jax.jit(lambda: model.init_cache(8, 6))()
         self.assertEqual(cache.key.sharding.shard_shape(cache.key.shape), (3, 2, 6, 1, 16))
         self.assertEqual(cache.index.sharding.shard_shape(cache.index.shape), (2,))
+
+    @parameterized.parameters((1, 8, 1), (2, 2, 2), (1, 4, 2))
+    def test_sampling_on_a_mesh_gives_the_tokens_of_one_device(self, data, fsdp, tensor):
+        host = hf.load_model(DATA / "tiny_qwen3_vl", dtype="float32")
+        mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+        options = sharding.model_options(mesh)
+        place = sharding.shardings(host.params, options.pop("place"))
+        spread = type(host)(host.config, jax.device_put(host.params, place), **options)
+        params = sharding.for_sampling(spread.params, mesh=mesh, dtype="float32")
+
+        def sampled(model, params):
+            rng = np.random.default_rng(0)
+            tokens, lengths = rng.integers(0, 190, (8, 5), np.int32), np.full(8, 5, np.int32)
+            positions = np.broadcast_to(np.arange(5, dtype=np.int32), (3, 8, 5))
+            rows, zeros = np.arange(8, dtype=np.int32), np.zeros(8, np.int32)
+            store = generate.make_store(params, model=model, rows=8, slots=12)
+            store = generate.prefill(
+                store, params, rows, zeros, tokens, lengths - 1, positions, None,
+                model=model, reach=12,
+            )  # fmt: skip
+            pending = generate.Pending(
+                rows, lengths - 1, tokens[:, -1], zeros + 4, zeros, zeros + 6
+            )
+            return generate.decode(
+                store, params, pending, generate.row_keys([(row,) for row in range(8)]),
+                np.zeros(200, bool), np.zeros(0, np.int32), np.float32(1.0),
+                model=model, reach=12, steps=6, choice=(1.0, 0, 0.0),
+            )  # fmt: skip
+
+        store, found = sampled(spread, params)
+        held = store.key.sharding.shard_shape(store.key.shape)
+        self.assertEqual((held[1], held[3]), (8 // (data * fsdp), 2 // tensor))
+        _, expected = sampled(host, host.params)
+        np.testing.assert_array_equal(found.token_ids, expected.token_ids)
+        np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
 
     @parameterized.parameters((8, ("data", "fsdp")), (2, ("fsdp",)), (3, None))
     def test_rows_are_spread_as_far_as_they_divide(self, rows, expected):
