@@ -126,8 +126,15 @@ def parse_config(source: Mapping[str, Any]) -> Config:
     if kind not in _KINDS:
         raise ValueError(f"model_type: found {kind!r}, expected one of {_KINDS}")
     given_vision = source.get("vision_config", {})
-    source = _version_4(source)
     problems: list[str] = []
+    for part, names in (
+        ("text_config", (f"{kind}_text",)),
+        ("vision_config", (kind, f"{kind}_vision")),
+    ):
+        found = source.get(part, {}).get("model_type", names[0])
+        if found not in names:
+            problems.append(f"{part}.model_type: found {found!r}, expected {names[0]!r}")
+    source = _version_4(source)
     text = source if kind == "qwen3" else source.get("text_config", {})
     where = "" if kind == "qwen3" else "text_config."
     if "quantization_config" in source:
@@ -145,6 +152,8 @@ def parse_config(source: Mapping[str, Any]) -> Config:
     if _rope_kind(rope):
         problems.append(f"{where}rope_scaling: found type {_rope_kind(rope)!r}, expected 'default'")
     section = None
+    if kind == "qwen3" and "mrope_section" in rope:
+        problems.append(f"rope_scaling: found {rope}, expected no mrope_section in a text model")
     if kind != "qwen3":
         section = tuple(rope.get("mrope_section", ()))
         if rope.get("mrope_interleaved") is not True or len(section) != 3:
