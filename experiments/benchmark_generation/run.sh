@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Measures generation beside HF and Tunix and writes results.json, all on one core. The peers'
+# environments are made first, under runs/ (about 3 GB). PEERS names another place, CORE another core.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+here=experiments/benchmark_generation
+work=runs/benchmark_generation
+peers="${PEERS:-$work}"
+python="${PYTHON:-.venv/bin/python}"
+core="${CORE:-0}"
+mkdir -p "$work" "$peers"
+export JAX_PLATFORMS=cpu OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Compilation is measured: nothing is taken from an earlier run.
+export JAX_ENABLE_COMPILATION_CACHE=false
+
+make_peer() {
+  local name="$1"
+  shift
+  if [ ! -e "$peers/$name/ready" ]; then
+    "$python" -m venv "$peers/$name"
+    "$peers/$name/bin/pip" install --quiet "$@"
+    touch "$peers/$name/ready"
+  fi
+}
+make_peer trl torch==2.13.0 trl==1.16.0
+make_peer tunix google-tunix==0.1.7
+
+measure() { taskset --cpu-list "$core" "$python" "$@"; }
+rm -rf "$work/inputs"
+measure experiments/benchmark_rl/step_inputs.py "$work/inputs"
+measure "$here/compare.py" --folder "$work/inputs" \
+  --tunix "$peers/tunix/bin/python" --hf "$peers/trl/bin/python" > "$work/results.json"
+cp "$work/results.json" "$here/results.json"
+echo "wrote $here/results.json"
