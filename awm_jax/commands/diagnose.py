@@ -161,9 +161,7 @@ def _run(arguments: argparse.Namespace) -> int:
         foreign.load(path, answer_formats=benchmark.ANSWER_FORMATS)
         for path in arguments.trajectories
     ]
-    out = arguments.out or pathlib.Path("runs") / "diagnose" / "-vs-".join(
-        path.stem for path in arguments.trajectories
-    )
+    out = arguments.out or _own_folder(arguments.trajectories)
     for (entries, left_out), path in zip(loaded, arguments.trajectories, strict=True):
         if not entries:
             show_left_out(str(path), left_out)
@@ -289,6 +287,24 @@ def _second_reading(
 
 def _question(entry: foreign.Entry) -> tuple[str, str]:
     return entry.trajectory.question.document, entry.trajectory.question.id
+
+
+def _own_folder(paths: Sequence[pathlib.Path]) -> pathlib.Path:
+    """The default folder of these files, named by their stems and marked as theirs.
+
+    Raises:
+      ValueError: it holds the results of other files whose names have the same stems.
+    """
+    out = pathlib.Path("runs") / "diagnose" / "-vs-".join(path.stem for path in paths)
+    mark, inputs = out / "inputs.json", [str(path.resolve()) for path in paths]
+    if mark.exists() and (found := json.loads(mark.read_text(encoding="utf-8"))) != inputs:
+        raise ValueError(
+            f"{out}: found the results of {', '.join(found)}, expected those of "
+            f"{', '.join(inputs)}; name another folder with --out"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    mark.write_text(json.dumps(inputs), encoding="utf-8")
+    return out
 
 
 def _digest(path: pathlib.Path) -> str:

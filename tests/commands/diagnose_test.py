@@ -198,6 +198,20 @@ class DiagnoseTest(absltest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("line 1", said)
 
+    def test_another_file_with_the_same_stem_does_not_overwrite_the_results(self):
+        self.enterContext(contextlib.chdir(self.folder))
+        for name in ("a", "b"):
+            (self.folder / name).mkdir()
+            self.write(*FIVE, name=f"{name}/runs.jsonl")
+        console, said = diagnosis_display.console, io.StringIO()
+        self.addCleanup(setattr, console, "file", console.file)
+        console.file = said
+        self.enterContext(contextlib.redirect_stderr(said))
+        self.assertEqual(diagnose.main(["a/runs.jsonl", "--reader", "rule"]), 0)
+        self.assertEqual(diagnose.main(["a/runs.jsonl", "--reader", "rule"]), 0)
+        self.assertEqual(diagnose.main(["b/runs.jsonl", "--reader", "rule"]), 2)
+        self.assertIn("name another folder with --out", said.getvalue())
+
 
 if __name__ == "__main__":
     absltest.main()
