@@ -268,12 +268,17 @@ def _report(run_dir, judged, caption, curves, facts, *, seconds: float) -> None:
     curves_path = run_dir / "curves.png"
     tables.write_curves(curves_path, curves, window=5)
     *_, before, last = judged
+    paired, _ = statistics.pair(judged[before], judged[last])
+    # A bootstrap of nothing is an error; a run whose judge failed still gets its tables.
+    comparable = any(not (pair[1].error or pair[3].error) for pair in paired)
     page = report.write_report(
         run_dir / "report.html",
         judged[last],
         title=f"{rows[-1][0]}, held-out documents",
         before=(rows[-2][0], judged[before]),
-        changes=statistics.paired_bootstrap(judged[before], judged[last], seed=0),
+        changes=statistics.paired_bootstrap(judged[before], judged[last], seed=0)
+        if comparable
+        else None,
         provenance={"data": caption.dataset, "scorer": caption.scorer, **caption.details},
         rows=rows,
         curves=curves_path.read_bytes(),

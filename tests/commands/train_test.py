@@ -10,9 +10,11 @@ import numpy as np
 from absl.testing import absltest
 
 from awm_jax.commands import build, train
+from awm_jax.evaluation import tables
 from awm_jax.models import hf
 from awm_jax.rl.rewards import CellRewards
 from awm_jax.training import checkpoint, lines, state
+from awm_jax.types import Memory, Question, Trajectory, Verdict
 from configs import tiny_world
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -118,6 +120,26 @@ class TrainTest(absltest.TestCase):
         config.loss.clip_high = 0.3
         with self.assertRaisesRegex(ValueError, "clip_high.*0.28.*0.3"):
             train.run(config)
+
+
+class ReportTest(absltest.TestCase):
+    def test_a_run_without_any_judgement_still_has_its_report(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        question = Question("a", "d.pdf", "Who?", "x", "Str")
+        failed = Trajectory(question, 0, (), "x", Memory(), "judge_error", "no server")
+        pairs = [(failed, Verdict(0.0, 0.0, "", "rules", "no server"))]
+        step = {"step": 0, "frac_reward_zero_std": 0.0}
+        step |= {f"cells/{cell}": 0.25 for cell in ("11", "10", "01", "00")}
+        train._report(
+            folder,
+            {"sft": pairs, "awm_grpo": pairs},
+            tables.Caption("data", "rules", step_budget=15, seed=0, questions=1),
+            [("awm_grpo", [step])],
+            {"commit": "unknown"},
+            seconds=1.0,
+        )
+        rows = json.loads((folder / "summary.json").read_text())["rows"]
+        self.assertEqual([(row["n"], row["invalid"]) for row in rows], [(0, 1), (0, 1)])
 
 
 if __name__ == "__main__":
