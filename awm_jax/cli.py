@@ -16,6 +16,7 @@ COMMANDS = {
     "sft": "fine-tune a policy on recorded trajectories and export it",
     "recipe": "make SFT trajectories and RL groups from questions, step by step",
     "evaluate": "run the agent over a benchmark and score what comes out",
+    "plan": "compile a run for hardware that is not here: memory, FLOPs, what to change",
     "ask": "answer one question about one PDF, with notes to check (own --help)",
     "diagnose": "can one answer from the memories in a file of trajectories? (own --help)",
 }
@@ -23,6 +24,9 @@ COMMANDS = {
 DRY = ("train", "sft", "evaluate")
 _LAST_LINE = f"Settings stand in the files of configs/. {', '.join(DRY)} also take --dry_run."
 _CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
+_TOPOLOGY = flags.DEFINE_string("topology", "", "plan: for what, such as v5e:4x4 or h100:8")
+_QUICK = flags.DEFINE_bool("quick", False, "plan: in seconds; memory is not that of the run")
+_OUTPUT = flags.DEFINE_string("output", "", "plan: file for the plan as JSON")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "check files and settings, print the plan, end")
 
 
@@ -56,6 +60,15 @@ def _run(argv: list[str]) -> None:
             from awm_jax.commands import dry_run
 
             return dry_run.run(command, _CONFIG.value)
+        if command == "plan":
+            from awm_jax.commands import plan
+
+            return plan.run(
+                _CONFIG.value,
+                topology=_TOPOLOGY.value,
+                quick=_QUICK.value,
+                output=_OUTPUT.value,
+            )
         importlib.import_module(f"awm_jax.commands.{command}").run(_CONFIG.value)
     except (ValueError, OSError) as error:
         # What a user can mend is said without the way to it; --verbosity=1 shows that too.

@@ -111,6 +111,22 @@ def init_model(config: Config, key: jax.Array, *, dtype="float32", **options):
     return _build(config, arrays, **options)
 
 
+def abstract_model(config: Config, *, dtype="bfloat16", place, **options):
+    """As `load_model`, with placed shapes instead of arrays: to compile for, not to compute with.
+
+    Args:
+      config: the model's shape.
+      dtype, place, **options: as in `load_model`.
+    """
+    arrays = {
+        path: jax.ShapeDtypeStruct(
+            variable.shape, jnp.dtype(dtype), sharding=place("/".join(path), variable.shape)
+        )
+        for path, variable in _variables(config).items()
+    }
+    return _build(config, arrays, **options)
+
+
 def checkpoint_directory(path: str | os.PathLike) -> pathlib.Path:
     """The directory itself, or that of a hub id, downloaded unless it is in hub's cache."""
     if pathlib.Path(path).is_dir():

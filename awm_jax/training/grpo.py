@@ -6,8 +6,8 @@ comes in as functions: `rollout` plays the agent, `judge` scores answers and mem
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -124,11 +124,14 @@ class Update(NamedTuple):
       accumulate: (trained params, None or accumulated, micro-batch) -> accumulated.
       apply: (state, accumulated, tokens left out) -> (state, metrics).
       compiled: how many programs each half has needed so far; one, at one packing shape.
+      programs: what the halves run, to be lowered ahead of time: `of_batch` (trained params,
+        frozen, micro-batch) -> accumulated, `add` of two and `apply` as above.
     """
 
     accumulate: Callable[[Params, Accumulated | None, PolicyBatch], Accumulated]
     apply: Callable[[TrainState, Accumulated, int], tuple[TrainState, dict[str, jax.Array]]]
     compiled: Callable[[], dict[str, int]]
+    programs: Mapping[str, Any]
 
 
 def make_update(
@@ -230,7 +233,8 @@ def make_update(
     def compiled():
         return {"accumulate": of_batch._cache_size(), "apply": apply._cache_size()}
 
-    return Update(accumulate, apply, compiled)
+    programs = {"of_batch": of_batch, "add": add, "apply": apply}
+    return Update(accumulate, apply, compiled, programs)
 
 
 def update_state(

@@ -71,6 +71,24 @@ def initial_state(
     return TrainState(step, params, jax.jit(optimizer.init, out_shardings=placed)(params))
 
 
+def abstract_state(
+    params: Params, optimizer: optax.GradientTransformation, *, dtype: str | None = None
+) -> TrainState:
+    """As `initial_state`, of placed shapes: nothing is computed or held."""
+
+    def placed(leaf, sharding):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    params = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=leaf.sharding),
+        params,
+    )
+    opt_state = jax.eval_shape(optimizer.init, params)
+    opt_state = jax.tree.map(placed, opt_state, optimizer_shardings(optimizer, params))
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(params))
+    return TrainState(step, params, opt_state)
+
+
 def computed_params(params: Params, dtype: str | None) -> Params:
     """The parameters in the type in which the model computes; None for the type they have.
 
