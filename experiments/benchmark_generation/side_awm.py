@@ -10,10 +10,12 @@ import numpy as np
 import worker
 
 from awm_jax.models import encode, generate, hf, processor, serving
+from awm_jax.rl.log_probs import token_log_probs
 
 FOLDER = sys.argv[1]
 POLICY = pathlib.Path(__file__).parents[1] / "tiny_world" / "policy"
 model = hf.load_model(FOLDER, dtype="float32")
+policy, pages_of_policy = hf.load_model(POLICY, dtype="float32"), processor.load_processor(POLICY)
 BANNED = np.zeros(model.config.text.vocab_size, bool)
 
 
@@ -83,9 +85,8 @@ def turns():
 @jax.jit
 def _gradient(params, ids):
     def loss(params):
-        # With all logits, as HF has them.
-        log_probs = jax.nn.log_softmax(model.apply(params, ids)[:, :-1])
-        return -jnp.take_along_axis(log_probs, ids[:, 1:, None], axis=-1).mean()
+        hidden, head = model.hidden(params, ids)[:, :-1], model.output_embedding(params)
+        return -token_log_probs(hidden, head, ids[:, 1:], chunk_size=256).mean()
 
     return jax.value_and_grad(loss)(params)
 
@@ -99,8 +100,7 @@ def gradient():
 
 def page_features(rollouts):
     """The vision tower's part of a number of rollouts that look at the same 12 pages."""
-    policy = hf.load_model(POLICY, dtype="float32")
-    features = encode.PageFeatures(policy, policy.params, processor.load_processor(POLICY))
+    features = encode.PageFeatures(policy, policy.params, pages_of_policy)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (12, 512, 384, 3), dtype=np.uint8)
     pages = [
