@@ -81,15 +81,13 @@ def main():
             both = [seed for seed in first if seed in second]
             found = {seed: change(first[seed], second[seed]) for seed in both}
             if len(both) > 1:
-                pooled = (
-                    [pair for seed in both for pair in runs[seed]] for runs in (first, second)
-                )
-                found["pooled"] = change(*pooled)
+                one, other = ([p for seed in both for p in runs[seed]] for runs in (first, second))
+                found["pooled"] = change(one, other)
             if found:
                 report["awm_less_answer_only"][f"{setting} {steps}"] = found
     (HERE / "results.json").write_text(json.dumps(report, indent=1) + "\n")
     print(
-        "| seed | variant | final acc. | mem acc. | P_mmc | 95 % interval | echoes | words a finding |"
+        "| seed | variant | final acc. | mem acc. | P_mmc | 95 % interval | echoes | words a note |"
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     for seed, variants in report["seeds"].items():
