@@ -16,7 +16,7 @@ COMMANDS = {
     "sft": "fine-tune a policy on recorded trajectories and export it",
     "recipe": "make SFT trajectories and RL groups from questions, step by step",
     "evaluate": "run the agent over a benchmark and score what comes out",
-    "plan": "compile a run for hardware that is not here: memory, FLOPs, what to change",
+    "plan": "compile a run for a --topology that is not here (v5e:4x4, h100:8): does it fit?",
     "ask": "answer one question about one PDF, with notes to check (own --help)",
     "diagnose": "can one answer from the memories in a file of trajectories? (own --help)",
 }

@@ -42,7 +42,7 @@ def run(config: ml_collections.ConfigDict, *, topology: str, quick: bool, output
     target = plan.find_target(topology)
     mesh = plan.target_mesh(target, **config.mesh)
     job = _job(config, target)
-    programs = plan.plan_run(job, mesh, quick=quick, said=display.console.print)
+    programs = plan.plan_run(job, mesh, quick=quick, said=_say)
     advice = [] if target.gib is None else plan.advise(job, mesh, target.gib, programs)
     _show(config, target, job, programs, advice, quick)
     if output:
@@ -112,6 +112,13 @@ def _sampler(
 
 def _gib(size: float) -> str:
     return f"{size / plan.GIB:.2f}"
+
+
+def _say(program: plan.Program) -> None:
+    """A line a program: the whole may take minutes."""
+    display.console.print(
+        f"{program.name}: peak {_gib(program.peak)} GiB, {program.seconds:.1f} s to compile"
+    )
 
 
 def _show(config, target, job, programs, advice, quick) -> None:

@@ -78,9 +78,10 @@ class Program(NamedTuple):
       temporaries: bytes beyond the inputs, where it needs most: activations, results.
       traffic: by kind of collective. Loops of known length count as often as they turn; decode's
         loop, whose length is not known, once: a token.
-      flops: useful operations, analytic; for decode of all its steps.
+      flops: useful operations, analytic: a chip's share; for decode those of a chunk of tokens.
       seconds: to compile.
-      refused: what the compiler said where it found no room; temporaries are then what it told.
+      refused: what the compiler said where it found no room; temporaries are then all that it
+        told, inputs included.
     """
 
     name: str
@@ -208,7 +209,7 @@ def plan_run(
     mesh: Mesh,
     *,
     quick: bool = False,
-    said: Callable[[str], None] = lambda name: None,
+    said: Callable[[Program], None] = lambda program: None,
 ) -> list[Program]:
     """Compiles the largest programs of a run, in the order in which a step runs them.
 
@@ -220,7 +221,7 @@ def plan_run(
       job: the run.
       mesh: of `target_mesh`.
       quick: the compiler's lowest level: seconds, but not the memory of the run.
-      said: told about each program before it is compiled.
+      said: told about each program when it was compiled.
 
     Raises:
       ValueError: the models cannot be spread over the mesh.
@@ -245,9 +246,11 @@ def plan_run(
 
     def compiled(name, program, *arguments, flops=0.0, also=(), **options):
         """Adds a program; gives its results as placed shapes, None where it was refused."""
-        said(name)
-        made, results = _compile(program, arguments, options, quick=quick)
+        made, results = _compile(
+            program, arguments, options, quick=quick, platform=mesh.devices.flat[0].platform
+        )
         programs.append(Program(name, {**held, **dict(also)}, flops=flops / mesh.size, **made))
+        said(programs[-1])
         return results
 
     pixels, layout = _pages(job)
@@ -424,7 +427,9 @@ def _compiler(quick: bool) -> Iterator[None]:
             jax.config.update(name, value)
 
 
-def _compile(program, arguments, options, *, quick: bool) -> tuple[dict[str, Any], Any]:
+def _compile(
+    program, arguments, options, *, quick: bool, platform: str
+) -> tuple[dict[str, Any], Any]:
     """Fields of a `Program`, and the placed shapes of the results, None where refused."""
     with _compiler(quick):
         began = time.monotonic()
@@ -439,10 +444,11 @@ def _compile(program, arguments, options, *, quick: bool) -> tuple[dict[str, Any
             return made | {"seconds": time.monotonic() - began}, None
         seconds = time.monotonic() - began
     memory = compiled.memory_analysis()
-    beyond = memory.peak_memory_in_bytes - memory.argument_size_in_bytes
-    if not memory.peak_memory_in_bytes:
-        new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-        beyond = new + memory.temp_size_in_bytes
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    beyond = new + memory.temp_size_in_bytes
+    # The peak knows what is never there together; that of the CPU's compiler leaves out too much.
+    if platform != "cpu" and memory.peak_memory_in_bytes:
+        beyond = memory.peak_memory_in_bytes - memory.argument_size_in_bytes
     made = {"temporaries": max(0, beyond), "traffic": traffic_of(compiled.as_text())}
     results = _placed(lowered.out_info, compiled.output_shardings)
     return made | {"seconds": seconds, "refused": ""}, results
