@@ -562,6 +562,7 @@ def advise(job: Job, mesh: Mesh, gib: float, programs: list[Program]) -> list[st
         parts = {**program.held, "temporaries": program.temporaries}
         largest = max(parts, key=parts.get)
         of_program = update if program.name.startswith("update") else changes["cache"]
+        of_program = changes["copy"] if program.name.endswith("gather") else of_program
         change = next((changes[end] for end in changes if largest.endswith(end)), of_program)
         advice.append(
             f"{program.name}: {program.peak / GIB:.2f} GiB of {gib:.2f}, of which {largest} "
