@@ -19,7 +19,10 @@ COMMANDS = {
     "plan": "compile a run for a --topology that is not here (v5e:4x4, h100:8): does it fit?",
     "ask": "answer one question about one PDF, with notes to check (own --help)",
     "diagnose": "can one answer from the memories in a file of trajectories? (own --help)",
+    "handover": "give a running SGLang server new weights, see that it has them (own --help)",
 }
+# Commands without a config.
+OWN_FLAGS = ("ask", "diagnose", "handover")
 # Commands that can say what they would do.
 DRY = ("train", "sft", "evaluate")
 _LAST_LINE = f"Settings stand in the files of configs/. {', '.join(DRY)} also take --dry_run."
@@ -78,17 +81,10 @@ def _run(argv: list[str]) -> None:
 
 def main() -> None:
     """Parses the flags and runs the command."""
-    if sys.argv[1:2] == ["ask"]:
-        from awm_jax.commands import ask
-
+    if sys.argv[1:2] and sys.argv[1] in OWN_FLAGS:
         _set_up()
-        sys.exit(ask.main(sys.argv[2:]))
-    if sys.argv[1:2] == ["diagnose"]:
-        # Files of any agent, no config; its flags are its own.
-        from awm_jax.commands import diagnose
-
-        _set_up()
-        sys.exit(diagnose.main(sys.argv[2:]))
+        command = importlib.import_module(f"awm_jax.commands.{sys.argv[1]}")
+        sys.exit(command.main(sys.argv[2:]))
     if {"-h", "--help"} & set(sys.argv[1:]):
         # Of absl's flags a user needs none but those of the usage line.
         print(_usage())

@@ -188,6 +188,10 @@ def _step(
     tasks = grpo.tasks_at_step(questions, group_size=groups.group_size, seed=seed, step=step)
     generate = job.policy.generate({**frozen, **current.params}, version=step)
     trajectories = job.roll_out(tasks, generate, library)
+    of_sampler = generate.metrics
+    # Cache and copy of the parameters make room for the reader and the update.
+    generate.release()
+    del generate
     times.append(time.monotonic())
     verdicts = job.reader.judge(trajectories)
     times.append(time.monotonic())
@@ -215,7 +219,7 @@ def _step(
         "seconds/judge": times[2] - times[1],
         "seconds/update": times[3] - times[2],
         "tokens_per_second": sampled / (times[1] - times[0]),
-        **generate.metrics,
+        **of_sampler,
         **{f"compiled/{half}": count for half, count in update.compiled().items()},
     }
     rollouts = [
