@@ -49,6 +49,8 @@ setuptools.setup(
         ],
         # Live comparison with Hugging Face; the committed goldens need none of it.
         "parity": ["torch>=2.8"],
+        # Plans for TPUs without them: `python -m awm_jax plan`.
+        "plan": ["libtpu>=0.0.42"],
     },
     classifiers=[
         "Programming Language :: Python :: 3 :: Only",
