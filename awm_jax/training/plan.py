@@ -214,8 +214,7 @@ def plan_run(
     """Compiles the largest programs of a run, in the order in which a step runs them.
 
     What is held follows `commands.train`: the warm start and the reader through the whole run;
-    the policy's sampling copy and cache from the rollouts to the update's end; the reader's only
-    while it reads.
+    the policy's sampling copy and cache during the rollouts, the reader's while it reads.
 
     Args:
       job: the run.
@@ -264,10 +263,9 @@ def plan_run(
         flops=vision_flops(job.policy, len(pixels)),
     )
     _sampling(
-        "policy", policy, {**frozen, **current.params}, job.dtype, job.sampler, held, compiled
+        "policy", policy, {**frozen, **current.params}, job.dtype, job.sampler, dict(held), compiled
     )
-    for_reading = dict(held)
-    _sampling("reader", reader, reader.params, job.reader_dtype, job.reading, for_reading, compiled)
+    _sampling("reader", reader, reader.params, job.reader_dtype, job.reading, dict(held), compiled)
     text, shape = job.policy.text, job.packing
     update = grpo.make_update(
         policy,

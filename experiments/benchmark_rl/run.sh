@@ -7,24 +7,12 @@ cd "$(dirname "$0")/../.."
 here=experiments/benchmark_rl
 work=runs/benchmark_rl
 peers="${PEERS:-$work}"
-python="${PYTHON:-.venv/bin/python}"
-core="${CORE:-0}"
+source experiments/benchmark_rl/peers.sh
 mkdir -p "$work" "$peers"
-export JAX_PLATFORMS=cpu OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-make_peer() {
-  local name="$1"
-  shift
-  if [ ! -e "$peers/$name/ready" ]; then
-    "$python" -m venv "$peers/$name"
-    "$peers/$name/bin/pip" install --quiet "$@"
-    touch "$peers/$name/ready"
-  fi
-}
-make_peer trl torch==2.13.0 trl==1.16.0
-make_peer tunix google-tunix==0.1.7
+make_peer "$peers" trl torch==2.13.0 trl==1.16.0
+make_peer "$peers" tunix google-tunix==0.1.7
 
-measure() { taskset --cpu-list "$core" "$python" "$@"; }
 measure "$here/advantages.py" > "$work/advantages.json"
 rm -rf "$work/inputs"
 measure "$here/step_inputs.py" "$work/inputs"

@@ -92,9 +92,10 @@ class PlanRunTest(absltest.TestCase):
         whole = 2 * 2 * text.num_hidden_layers * 2 * 20 * text.num_key_value_heads * text.head_dim
         self.assertEqual(self.named["policy: decode"].held["policy's key/value cache"], whole // 4)
 
-    def test_reader_copy_is_held_only_while_it_reads(self):
-        holders = [p.name for p in self.programs if "reader's sampling copy" in p.held]
-        self.assertEqual(holders, [f"reader: {n}" for n in ("make cache", "prefill", "decode")])
+    def test_copies_are_held_only_by_those_that_sample(self):
+        for who in ("policy", "reader"):
+            holders = [p.name for p in self.programs if f"{who}'s sampling copy" in p.held]
+            self.assertEqual(holders, [f"{who}: {n}" for n in ("make cache", "prefill", "decode")])
 
     def test_update_moves_parameters_and_does_not_fit_into_nothing(self):
         self.assertGreater(self.named["update: micro-batch"].traffic["all-gather"].bytes, 0)
