@@ -1,8 +1,8 @@
 """Attention by a hardware's own kernel, for packed rows: what `attention.attention` names.
 
-Both are causal within segments and never hold the scores, forward or backward. They take the
-grouped keys and values as they are. The cache of generation, whose rows have their own lengths,
-and the vision tower are not theirs.
+Both are causal within segments and take grouped keys and values as they are. Splash never holds
+the scores; cuDNN's takes a mask as large as one head's. The cache of generation, whose rows have
+their own lengths, and the vision tower are not theirs.
 """
 
 import jax
