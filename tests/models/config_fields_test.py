@@ -14,10 +14,9 @@ from awm_jax.models import config, hf
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 
-# They say nothing about what is computed from ids and pixels: names, types, what a tokenizer or
-# sampler reads, how a fresh model is drawn, and a length that no table depends on.
+# They say nothing about what is computed from ids and pixels: types, what a tokenizer or sampler
+# reads, and a length that no table depends on.
 FREE = {
-    "architectures",
     "bos_token_id",
     "dtype",
     "eos_token_id",
@@ -27,6 +26,7 @@ FREE = {
     "vision_start_token_id",
 }
 CHANGED = {
+    "architectures": ["Qwen3ForSequenceClassification"],
     "attention_bias": True,
     "decoder_sparse_step": 2,
     "deepstack_visual_indexes": [1],
@@ -47,11 +47,12 @@ CHANGED = {
     "num_heads": 1,
     "num_hidden_layers": 4,
     "num_key_value_heads": 1,
+    "num_local_experts": 6,
     "num_position_embeddings": 36,
     "out_hidden_size": 64,
     "patch_size": 8,
     "rms_norm_eps": 0.5,
-    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6},
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0},
     "rope_scaling": {"mrope_interleaved": True, "mrope_section": [8, 0, 0]},
     "rope_theta": 10.0,
     "spatial_merge_size": 1,
@@ -59,6 +60,31 @@ CHANGED = {
     "vocab_size": 220,
 }
 TOGGLED = {"tie_word_embeddings"}
+ROPE = {
+    "mrope_interleaved": False,
+    "mrope_section": [8, 0, 0],
+    "rope_theta": 10.0,
+    "rope_type": "yarn",
+}
+# Not in the test's checkpoints: a value that HF would compute something else with.
+ABSENT = {
+    "add_cross_attention": True,
+    "attention_dropout": 0.1,
+    "chunk_size_feed_forward": 16,
+    "is_decoder": True,
+    "is_encoder_decoder": True,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "output_router_logits": True,
+    "partial_rotary_factor": 0.5,
+    "pruned_heads": {"0": [1]},
+    "quantization": {"bits": 4},
+    "quantization_config": {"quant_method": "fp8"},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10.0},
+    "sliding_window": 4096,
+    "tie_encoder_decoder": True,
+    "use_sliding_window": True,
+    "attn_output_gate": True,
+}
 
 
 def version_5(source):
@@ -67,7 +93,27 @@ def version_5(source):
     text = source.get("text_config", source)
     rope = text.pop("rope_scaling") or {"rope_type": "default"}
     text["rope_parameters"] = rope | {"rope_theta": text.pop("rope_theta")}
+    if "num_experts" in text:
+        text["num_local_experts"] = text.pop("num_experts")
+    if "vision_config" in source:
+        source["vision_config"]["rope_parameters"] = {"rope_type": "axial", "rope_theta": 1e4}
     return source
+
+
+def source_of(name, version):
+    source = json.loads((DATA / name / "config.json").read_text(encoding="utf-8"))
+    return source if version == 4 else version_5(source)
+
+
+def sections(source):
+    """The places of the fields: the model's own, and those of its parts."""
+    return [name for name in ("", "text_config", "vision_config") if not name or name in source]
+
+
+def with_field(source, section, **field):
+    changed = copy.deepcopy(source)
+    (changed[section] if section else changed).update(field)
+    return changed
 
 
 @functools.lru_cache
@@ -106,19 +152,67 @@ class FieldsTest(parameterized.TestCase):
         name=("tiny_qwen3", "tiny_qwen3_vl", "tiny_qwen3_vl_moe"), version=(4, 5)
     )
     def test_every_field_counts(self, name, version):
-        source = json.loads((DATA / name / "config.json").read_text(encoding="utf-8"))
-        source = source if version == 4 else version_5(source)
+        source = source_of(name, version)
         before = config.parse_config(source)
-        for section in ("", "text_config", "vision_config"):
-            fields = source if not section else source.get(section, {})
+        for section in sections(source):
+            fields = source[section] if section else source
             for field in fields.keys() - FREE - {"text_config", "vision_config"}:
                 if field == "intermediate_size" and before.text.num_experts and "text" in section:
                     continue  # Of layers without experts, of which there are none.
-                changed = copy.deepcopy(source)
-                place = changed[section] if section else changed
-                place[field] = not fields[field] if field in TOGGLED else CHANGED[field]
+                value = not fields[field] if field in TOGGLED else CHANGED[field]
                 with self.subTest(f"{section}.{field}"):
-                    self.assert_another(changed, before)
+                    self.assert_another(with_field(source, section, **{field: value}), before)
+
+    @parameterized.product(
+        name=("tiny_qwen3", "tiny_qwen3_vl", "tiny_qwen3_vl_moe"), version=(4, 5)
+    )
+    def test_every_field_of_rope_counts(self, name, version):
+        source = source_of(name, version)
+        before = config.parse_config(source)
+        for section in sections(source):
+            for rope in ("rope_scaling", "rope_parameters"):
+                fields = (source[section] if section else source).get(rope) or {}
+                for field in fields:
+                    changed = with_field(source, section, **{rope: fields | {field: ROPE[field]}})
+                    with self.subTest(f"{section}.{rope}.{field}"):
+                        self.assert_another(changed, before)
+                unknown = with_field(source, section, **{rope: fields | {"factor": 2.0}})
+                with self.subTest(f"{section}.{rope}.factor"), self.assertRaises(ValueError):
+                    config.parse_config(unknown)
+
+    @parameterized.product(
+        name=("tiny_qwen3", "tiny_qwen3_vl", "tiny_qwen3_vl_moe"), version=(4, 5)
+    )
+    def test_what_is_not_there_is_refused_by_name_once_it_is(self, name, version):
+        source = source_of(name, version)
+        for section in sections(source):
+            for field, value in ABSENT.items():
+                if (section, field) == ("vision_config", "rope_parameters"):
+                    value = {"rope_theta": 10.0}
+                elif field in (source[section] if section else source):
+                    continue
+                with self.subTest(f"{section}.{field}"), self.assertRaisesRegex(ValueError, field):
+                    config.parse_config(with_field(source, section, **{field: value}))
+
+    @parameterized.parameters("tiny_qwen3", "tiny_qwen3_vl", "tiny_qwen3_vl_moe")
+    def test_known_fields_may_have_the_value_that_is_computed(self, name):
+        source = source_of(name, 4)
+        before = config.parse_config(source)
+        where = "" if name == "tiny_qwen3" else "text_config"
+        count = before.text.num_hidden_layers
+        changed = with_field(
+            source,
+            where,
+            layer_types=["full_attention"] * count,
+            max_window_layers=1,
+            sliding_window=4096,
+            use_sliding_window=False,
+            partial_rotary_factor=1.0,
+            initializer_range=1.0,
+            use_cache=False,
+            pad_token_id=3,
+        )
+        self.assertEqual(config.parse_config(changed), before)
 
 
 if __name__ == "__main__":
