@@ -266,6 +266,9 @@ def _read(files: dict, entry: Entry, dtype, index: tuple[slice, ...]) -> np.ndar
 def save_model(model, params, path: str | os.PathLike, *, assets=None, shard_bytes=5 * 10**9):
     """Writes a checkpoint that transformers, vLLM and SGLang load.
 
+    Experts have the released layout, whichever they were read in: transformers 4 and 5 load it,
+    that of version 5 only version 5 does.
+
     Args:
       model: gives the shape; config.json is written in the form of transformers 4.
       params: what to write, each array in its own type. Every process must be able to read it.
