@@ -51,12 +51,13 @@ def check_steps(steps: int) -> str:
     return f"{steps} updates"
 
 
-def check_attention(name: str, platform: str | None) -> str:
-    """The attention implementation; ValueError for one that is unknown or of other hardware.
+def check_attention(name: str, platform: str | None, dtype: str) -> str:
+    """The attention implementation; ValueError for one that is unknown or cannot run.
 
     Args:
       name: as `models.attention` has it.
       platform: of the devices, as JAX names it; None where they are not known.
+      dtype: in which the policy computes.
     """
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"attention {name!r}: expected one of {[*IMPLEMENTATIONS]}")
@@ -64,5 +65,10 @@ def check_attention(name: str, platform: str | None) -> str:
         raise ValueError(
             f"attention {name!r} is a kernel for {IMPLEMENTATIONS[name]}, the devices are of "
             f"platform {platform!r}; 'xla' runs anywhere"
+        )
+    if name == "cudnn" and dtype not in ("bfloat16", "float16"):
+        raise ValueError(
+            f"attention 'cudnn' is a kernel for bfloat16 and float16, the policy computes in "
+            f"{dtype}; 'xla' takes any"
         )
     return name

@@ -38,7 +38,7 @@ def run(config: ml_collections.ConfigDict, *, topology: str, quick: bool, output
     jax.config.update("jax_platforms", "cpu")
     if cpu := re.fullmatch(r"(?:h100|h200|cpu):(\d+)", topology):
         jax.config.update("jax_num_cpu_devices", int(cpu[1]))
-    checks.check_attention(config.attention, None)
+    checks.check_attention(config.attention, None, config.policy.dtype)
     target = plan.find_target(topology)
     mesh = plan.target_mesh(target, **config.mesh)
     job = _job(config, target)

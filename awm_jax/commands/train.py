@@ -53,7 +53,7 @@ def run(config: ml_collections.ConfigDict) -> None:
     rewards = {name: checks.cell_rewards(values) for name, values in config.rewards.items()}
     checks.check_groups(config.groups)
     checks.check_steps(config.steps)
-    checks.check_attention(config.attention, jax.default_backend())
+    checks.check_attention(config.attention, jax.default_backend(), config.policy.dtype)
     mesh = sharding.make_mesh(**config.mesh)
     run_dir = pathlib.Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
