@@ -369,6 +369,7 @@ class PageFeaturesTest(parameterized.TestCase):
         self.assertTrue(again[0] is first[2])
         self.assertTrue(again[1] is first[0] and again[2] is first[0])
         self.assertTrue(features(self.pages[3]) is again[3])
+        self.assertEqual(features.counts, {"page_misses": 4, "page_hits": 4})
 
     def test_what_was_not_used_for_longest_is_forgotten(self):
         pages = [page(n, 16, 16) for n in range(4)]

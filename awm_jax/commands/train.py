@@ -181,7 +181,7 @@ def _step(
 ) -> tuple[state.TrainState, dict[str, Any], list[records.Record]]:
     """Rolls out, judges and updates once."""
     groups, seed = job.config.groups, job.config.seed
-    times = [time.monotonic()]
+    times, pages_before = [time.monotonic()], job.policy.features.counts.copy()
     questions = batch.questions_at_step(
         library.questions, seed=seed, step=step, count=groups.questions_per_step
     )
@@ -210,6 +210,7 @@ def _step(
     times.append(time.monotonic())
     of_rollouts = grpo.step_metrics(trajectories, verdicts, outcome)
     sampled = of_rollouts["completions/mean_length"] * len(trajectories)
+    of_pages = {name: n - pages_before[name] for name, n in job.policy.features.counts.items()}
     metrics = {
         "step": step,
         **of_rollouts,
@@ -220,6 +221,8 @@ def _step(
         "seconds/update": times[3] - times[2],
         "tokens_per_second": sampled / (times[1] - times[0]),
         **of_sampler,
+        # Of the rollouts and the update together.
+        **{f"cache/{name}": count for name, count in of_pages.items()},
         **{f"compiled/{half}": count for half, count in update.compiled().items()},
     }
     rollouts = [

@@ -24,6 +24,9 @@ class PageFeatures:
     A page has an `image` as `process_image` takes it, and a `digest` that tells images apart.
     What is remembered holds for the vision parameters that this was made with: for one policy
     version where the tower is trained, for the whole run where it is frozen.
+
+    Attributes:
+      counts: of the pages asked for so far, `page_misses` were encoded and `page_hits` were not.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class PageFeatures:
         self._capacity = capacity_bytes
         self._known: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
         self._bytes = 0
+        self.counts = collections.Counter(page_hits=0, page_misses=0)
 
     def __call__(self, page: Any) -> np.ndarray:
         """`[token, 1 + taps, hidden]` of one page: merged features, then DeepStack's taps."""
@@ -45,6 +49,7 @@ class PageFeatures:
         found = {digest: self._known.pop(digest) for digest in images if digest in self._known}
         self._bytes -= sum(features.nbytes for features in found.values())
         new = {digest: image for digest, image in images.items() if digest not in found}
+        self.counts.update(page_hits=len(pages) - len(new), page_misses=len(new))
         features = encode_images(
             self._model, self._visual, list(new.values()), self._processor.image
         )

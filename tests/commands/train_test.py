@@ -59,6 +59,9 @@ class TrainTest(absltest.TestCase):
         # Of 2 x 4 rollouts.
         mean_length = metrics[0]["completions/mean_length"]
         self.assertAlmostEqual(metrics[0]["cache/sampled_tokens"], 8 * mean_length)
+        # What a rollout encoded, the update finds.
+        self.assertGreater(metrics[0]["cache/page_misses"], 0)
+        self.assertGreaterEqual(metrics[0]["cache/page_hits"], metrics[0]["cache/page_misses"])
         self.assertLen(lines.read(run_dir / "awm_grpo" / "trajectories.jsonl"), 3 * 2 * 4)
         for name in ("table.md", "curves.png", "report.html"):
             self.assertGreater((run_dir / name).stat().st_size, 100)
@@ -88,7 +91,8 @@ class TrainTest(absltest.TestCase):
             return lines.read(self.folder / folder / "awm_grpo" / f"{name}.jsonl")
 
         def numbers(folder):
-            times = ("seconds", "tokens_per_second", "compiled")
+            # What a process has compiled and remembers goes with it.
+            times = ("seconds", "tokens_per_second", "compiled", "cache/page")
             return [
                 {k: v for k, v in line.items() if not k.startswith(times)}
                 for line in record(folder, "metrics")
