@@ -69,7 +69,7 @@ def load(folder):
         "largest_tensor_of_the_file_mib": embedding / MIB,
         "largest_array_mib": max(sizes) / MIB,
         "above_what_lands_mib": (peak - before - sum(sizes)) / MIB,
-        "above_what_lands_in_largest_arrays": (peak - before - sum(sizes)) / max(sizes),
+        "above_what_lands_in_largest_tensors": (peak - before - sum(sizes)) / embedding,
     }
 
 

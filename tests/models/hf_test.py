@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 import tempfile
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -108,17 +109,21 @@ class HFTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, r"missing: +\['lm_head.weight'\]"):
             hf.load_model(self.changed("tiny_qwen3_vl", drop))
 
-    def test_arrays_are_read_to_their_shards(self):
+    def place(self, path, shape):
+        """On two devices, divided along the last axis that can be."""
         mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+        divides = [size % 2 == 0 for size in shape]
+        axis = len(shape) - 1 - divides[::-1].index(True)
+        spec = [None] * len(shape)
+        spec[axis] = "fsdp"
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+
+    def test_arrays_are_read_to_their_shards(self):
         asked = {}
 
         def place(path, shape):
             asked[path] = shape
-            divides = [size % 2 == 0 for size in shape]
-            axis = len(shape) - 1 - divides[::-1].index(True)
-            spec = [None] * len(shape)
-            spec[axis] = "fsdp"
-            return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+            return self.place(path, shape)
 
         plain = hf.load_model(DATA / "tiny_qwen3_vl", dtype="float32")
         placed = hf.load_model(DATA / "tiny_qwen3_vl", dtype="float32", place=place)
@@ -126,6 +131,22 @@ class HFTest(parameterized.TestCase):
         self.assertIn("language_model/layers/self_attn/q_proj/kernel", asked)
         kernel = placed.params["language_model"]["layers"]["self_attn"]["q_proj"]["kernel"]
         self.assertEqual(kernel.addressable_shards[0].data.shape, (3, 32, 32))
+
+    @parameterized.product(name=("tiny_qwen3", "tiny_qwen3_vl_moe"), placed=(False, True))
+    def test_only_a_piece_is_read_at_a_time(self, name, placed):
+        whole = hf.load_model(DATA / name)
+        read, sizes = hf._read, []
+
+        def read_and_note(*arguments):
+            sizes.append(read(*arguments).nbytes)
+            return read(*arguments)
+
+        self.enterContext(mock.patch.object(hf, "_PIECE_BYTES", 2_000))
+        self.enterContext(mock.patch.object(hf, "_read", read_and_note))
+        pieces = hf.load_model(DATA / name, place=self.place if placed else None)
+        jax.tree.map(np.testing.assert_array_equal, pieces.params, whole.params)
+        self.assertLessEqual(max(sizes), 2_000)
+        self.assertEqual(sum(sizes), sum(leaf.nbytes for leaf in jax.tree.leaves(whole.params)))
 
     def test_assets_are_copied_beside_the_weights(self):
         assets, directory = self.directory(), self.directory()
@@ -171,9 +192,7 @@ class HFTest(parameterized.TestCase):
         def unreachable(*_, **__):
             raise FileNotFoundError("offline")
 
-        self.enterContext(
-            absltest.mock.patch.object(hf.huggingface_hub, "snapshot_download", unreachable)
-        )
+        self.enterContext(mock.patch.object(hf.huggingface_hub, "snapshot_download", unreachable))
         with self.assertRaisesRegex(ValueError, "Qwen/Nothing: no such directory, and the hub"):
             hf.load_model("Qwen/Nothing")
 
