@@ -91,6 +91,13 @@ def get_config() -> ml_collections.ConfigDict:
     c.mesh.data = 1
     c.mesh.fsdp = 4
     c.mesh.tensor = 4
+    # Processes, one a host: "" for this one alone, "auto" where JAX can tell (a pod, Slurm), or
+    # "HOST:PORT" of the first with their count and each one's own index.
+    c.hosts = ml_collections.ConfigDict()
+    c.hosts.coordinator = ""
+    c.hosts.count = 1
+    c.hosts.index = 0
+    c.hosts.heartbeat_seconds = 100
     c.master_dtype = "float32"
     c.remat = True
     c.attention = "splash"  # the TPU's kernel; "cudnn" on GPU

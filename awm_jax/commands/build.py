@@ -20,7 +20,7 @@ from awm_jax.models import hf
 from awm_jax.models.processor import Processor, load_processor
 from awm_jax.models.qwen3_vl import Model
 from awm_jax.policy import PageFeatures, PolicyGenerate, make_generate, page_positions
-from awm_jax.training import batch, sharding
+from awm_jax.training import batch, hosts, sharding
 from awm_jax.training.batch import PackShape, PolicyBatch, TrainingSequence
 from awm_jax.types import Document, Question, Render, Search, Trajectory, Verdict
 
@@ -144,6 +144,8 @@ class Policy:
     """The policy's model, and how it is asked and trained.
 
     Attributes:
+      model: as it is trained, over all processes' devices.
+      own_model: as it samples, on the devices of this process.
       params: the warm start.
       features: what the vision tower makes of pages. The tower is frozen, so it holds for all
         versions of the policy.
@@ -153,6 +155,7 @@ class Policy:
     """
 
     model: Model
+    own_model: Model
     params: Mapping[str, Any]
     processor: Processor
     features: PageFeatures
@@ -172,8 +175,8 @@ class Policy:
     def generate(self, params: Mapping[str, Any], *, version: int) -> PolicyGenerate:
         """The policy with these parameters, which are copied to where sampling wants them."""
         return make_generate(
-            self.model,
-            sharding.for_sampling(params, mesh=self.mesh, dtype=self.dtype),
+            self.own_model,
+            _for_sampling(params, self.mesh, self.dtype),
             self.processor,
             policy_version=version,
             page_features=self.features,
@@ -183,19 +186,28 @@ class Policy:
     def pack(
         self, trajectories: Iterable[tuple[Sequence[TrainingSequence], float]], shape: PackShape
     ) -> Iterator[PolicyBatch]:
-        """Micro-batches of the trajectories' sequences."""
-        config = self.model.config
-        return batch.pack(
+        """Micro-batches of the sequences of all processes' trajectories.
+
+        Args:
+          trajectories: this process's, with their advantages.
+          shape: of all processes together.
+        """
+        config, shape = self.model.config, hosts.own_shape(shape)
+        feature_shape = (1 + len(config.vision.deepstack_visual_indexes), config.text.hidden_size)
+        packed = batch.pack(
             trajectories,
             shape,
             position_ids=functools.partial(page_positions, self.processor),
             page_features=self.features,
-            feature_shape=(
-                1 + len(config.vision.deepstack_visual_indexes),
-                config.text.hidden_size,
-            ),
+            feature_shape=feature_shape,
             image_token_id=self.processor.image_token_id,
             pad_id=self.processor.pad_id,
+        )
+        return hosts.global_batches(
+            packed,
+            batch.empty_batch(shape, feature_shape, self.processor.pad_id),
+            self.mesh,
+            image_token_id=self.processor.image_token_id,
         )
 
 
@@ -229,8 +241,30 @@ def load_policy(
     processor = load_processor(hf.checkpoint_directory(section.checkpoint))
     if model.config.vision is None:
         raise ValueError(f"{section.checkpoint}: the policy reads pages; found a text model")
-    features = PageFeatures(model, model.params, processor)
-    return Policy(model, model.params, processor, features, sampler.to_dict(), mesh, section.dtype)
+    own_model, visual = _own_model(model, mesh), {"visual": model.params["visual"]}
+    features = PageFeatures(own_model, hosts.own_copy(visual, mesh), processor)
+    return Policy(
+        model,
+        own_model,
+        model.params,
+        processor,
+        features,
+        sampler.to_dict(),
+        mesh,
+        section.dtype,
+    )
+
+
+def _own_model(model: Model, mesh: Mesh) -> Model:
+    """The model as it computes on the devices of this process alone."""
+    options = sharding.model_options(hosts.own_mesh(mesh))
+    del options["place"]
+    return dataclasses.replace(model, **options) if jax.process_count() > 1 else model
+
+
+def _for_sampling(params: Mapping[str, Any], mesh: Mesh, dtype: str) -> Mapping[str, Any]:
+    """A copy in the sampler's type, gathered, on the devices of this process."""
+    return hosts.own_copy(sharding.for_sampling(params, mesh=mesh, dtype=dtype), mesh)
 
 
 def split_frozen(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -243,6 +277,8 @@ def export(
 ) -> None:
     """Writes the parameters in Hugging Face's form; a kill leaves all of it or nothing.
 
+    All processes take part, the first writes; each holds all parameters on its host meanwhile.
+
     Args:
       policy: of the parameters.
       params: all of them.
@@ -251,10 +287,12 @@ def export(
       dtype: of the written tensors.
     """
     new = path.with_name(path.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    typed = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    hf.save_model(policy.model, typed, new, assets=hf.checkpoint_directory(assets))
-    new.rename(path)
+    typed = hosts.whole(jax.tree.map(lambda leaf: leaf.astype(dtype), params))
+    with hosts.first_alone(str(path)):
+        if hosts.first():
+            shutil.rmtree(new, ignore_errors=True)
+            hf.save_model(policy.model, typed, new, assets=hf.checkpoint_directory(assets))
+            new.rename(path)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -276,16 +314,18 @@ def load_reader(section: ml_collections.ConfigDict, mesh: Mesh | None = None) ->
     """The frozen reader of a checkpoint, with MMLongBench-Doc's rules as scorer.
 
     At rest it is spread over the whole mesh; while it reads, there is a copy as sampling wants it.
+    Every process judges its own trajectories, and all of them judge at the same time.
     """
     mesh = sharding.make_mesh() if mesh is None else mesh
     sharding.check_mesh(mesh, hf.load_config(section.checkpoint))
     model = hf.load_model(section.checkpoint, dtype=section.dtype, **sharding.model_options(mesh))
     processor = load_processor(hf.checkpoint_directory(section.checkpoint))
+    own_model = _own_model(model, mesh)
 
     def judge(trajectories: Sequence[Trajectory]) -> list[Verdict]:
         generate = make_generate(
-            model,
-            sharding.for_sampling(model.params, mesh=mesh, dtype=section.dtype),
+            own_model,
+            _for_sampling(model.params, mesh, section.dtype),
             processor,
             enable_thinking=False,
             **section.sampler,

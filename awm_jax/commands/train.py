@@ -1,5 +1,6 @@
 """Trains a policy for each reward of a config and compares them on held-out documents."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -17,7 +18,7 @@ from awm_jax.evaluation import cells, report, statistics, tables
 from awm_jax.evaluation.run import evaluate
 from awm_jax.rl import losses
 from awm_jax.rl.rewards import CellRewards
-from awm_jax.training import batch, checkpoint, grpo, lines, sharding, state
+from awm_jax.training import batch, checkpoint, grpo, hosts, lines, sharding, state
 from awm_jax.types import Generate, Trajectory, Verdict
 
 # Evaluation's seeds start with this, so that no held-out rollout shares one with training.
@@ -39,17 +40,36 @@ class _Job:
     def roll_out(
         self, tasks: Sequence[grpo.Task], generate: Generate, library: build.Library
     ) -> list[Trajectory]:
-        return rollout.run_rollouts(
-            tasks,
+        """The trajectories of all tasks, this process's own share made here.
+
+        Those of other processes have their tokens, but no pixels.
+        """
+        own = tasks[hosts.share(tasks)]
+        trajectories = rollout.run_rollouts(
+            own,
             generate,
             search=library.search,
             render=library.render,
             settings=self.settings,
         )
+        return _of_all(own, trajectories)
+
+    def judge(self, trajectories: Sequence[Trajectory]) -> list[Verdict]:
+        """The verdicts on all trajectories, likewise."""
+        own = self.reader.judge(trajectories[hosts.share(trajectories)])
+        return [Verdict(**each) for each in hosts.gathered([vars(verdict) for verdict in own])]
 
 
 def run(config: ml_collections.ConfigDict) -> None:
-    """The main job: plan, one GRPO run a reward from the same warm start, Table 5."""
+    """The main job: plan, one GRPO run a reward from the same warm start, Table 5.
+
+    Several processes make it together (`config.hosts`); each is given the same command.
+    """
+    with hosts.together(**config.hosts):
+        _run(config)
+
+
+def _run(config: ml_collections.ConfigDict) -> None:
     rewards = {name: checks.cell_rewards(values) for name, values in config.rewards.items()}
     checks.check_groups(config.groups)
     checks.check_steps(config.steps)
@@ -57,12 +77,17 @@ def run(config: ml_collections.ConfigDict) -> None:
     mesh = sharding.make_mesh(**config.mesh)
     run_dir = pathlib.Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
+    display.console.quiet = not hosts.first()
     began = time.monotonic()
     facts = provenance.facts(config)
-    with (
-        build.open_library(config.train_data, index_at=run_dir / "index" / "train") as training,
-        build.open_library(config.eval_data, index_at=run_dir / "index" / "eval") as held_out,
-    ):
+    # An embedded index is open in one process at a time.
+    indexes = run_dir / hosts.own_name("index")
+    with contextlib.ExitStack() as stack:
+        with hosts.first_alone("data"):
+            training, held_out = (
+                stack.enter_context(build.open_library(data, index_at=indexes / name))
+                for name, data in (("train", config.train_data), ("eval", config.eval_data))
+            )
         job = _Job(
             config,
             run_dir,
@@ -83,6 +108,8 @@ def run(config: ml_collections.ConfigDict) -> None:
             variants[name], metrics = _train(job, name, cell_rewards, training)
             curves.append((_PAPER_NAMES.get(name, name), metrics))
         judged = {name: _evaluate(job, name, variants[name], held_out) for name in variants}
+    if not hosts.first():
+        return
     caption = tables.Caption(
         dataset=held_out.provenance[0],
         scorer=job.reader.scorer,
@@ -113,7 +140,7 @@ def _plan(job, training, held_out, facts) -> list[tuple[str, str]]:
             f"{config.steps} of {groups.questions_per_step} questions x {groups.group_size} "
             f"rollouts for each reward, seed {config.seed}",
         ),
-        ("devices", str(dict(job.policy.mesh.shape))),
+        ("devices", f"{dict(job.policy.mesh.shape)}, {jax.process_count()} processes"),
         ("written to", config.run_dir),
         ("commit", facts["commit"]),
     ]
@@ -154,8 +181,9 @@ def _train(
                 f"{folder}: {done} updates are done; found config.steps={config.steps}"
             )
         # What was written after the checkpoint is made again.
-        lines.keep(metrics_path, lambda line: line["step"] < done)
-        lines.keep(rollouts_path, lambda line: line["seed"][1] < done)
+        if hosts.first():
+            lines.keep(metrics_path, lambda line: line["step"] < done)
+            lines.keep(rollouts_path, lambda line: line["seed"][1] < done)
         with display.steps(f"{name} {tuple(cell_rewards)}", config.steps, done) as show:
             for metrics in lines.read(metrics_path):
                 show(metrics)
@@ -163,13 +191,14 @@ def _train(
                 current, metrics, rollouts = _step(
                     job, step, current, frozen, update, cell_rewards, library
                 )
-                records.append_records(rollouts_path, rollouts)
-                lines.append(metrics_path, [metrics])
+                if hosts.first():
+                    records.append_records(rollouts_path, rollouts)
+                    lines.append(metrics_path, [metrics])
                 checkpoint.save(kept, current, _shared(config, cell_rewards))
                 show(metrics)
     params = {**frozen, **current.params}
     exported = folder / f"policy-{int(current.step)}"
-    if not exported.exists():
+    if not hosts.of_first(exported.exists()):
         build.export(
             job.policy, params, exported, assets=config.policy.checkpoint, dtype=config.export
         )
@@ -193,7 +222,7 @@ def _step(
     generate.release()
     del generate
     times.append(time.monotonic())
-    verdicts = job.reader.judge(trajectories)
+    verdicts = job.judge(trajectories)
     times.append(time.monotonic())
     outcome = grpo.outcome(
         trajectories,
@@ -204,13 +233,16 @@ def _step(
         ddof=groups.ddof,
         scale_by_std=groups.scale_by_std,
     )
-    sequences, left_out = grpo.trained_sequences(trajectories, outcome)
+    sequences, left_out = grpo.trained_sequences(trajectories, outcome, hosts.share(tasks))
     batches = job.policy.pack(sequences, batch.PackShape(**job.config.packing))
     current, of_update = grpo.update_state(update, current, batches, left_out)
     times.append(time.monotonic())
     of_rollouts = grpo.step_metrics(trajectories, verdicts, outcome)
     sampled = of_rollouts["completions/mean_length"] * len(trajectories)
     of_pages = {name: n - pages_before[name] for name, n in job.policy.features.counts.items()}
+    caches = {name: n for name, n in of_sampler.items() if name.startswith("cache/")}
+    # Of the rollouts and the update together.
+    caches |= {f"cache/{name}": count for name, count in of_pages.items()}
     metrics = {
         "step": step,
         **of_rollouts,
@@ -221,8 +253,7 @@ def _step(
         "seconds/update": times[3] - times[2],
         "tokens_per_second": sampled / (times[1] - times[0]),
         **of_sampler,
-        # Of the rollouts and the update together.
-        **{f"cache/{name}": count for name, count in of_pages.items()},
+        **hosts.total(caches),
         **{f"compiled/{half}": count for half, count in update.compiled().items()},
     }
     rollouts = [
@@ -232,11 +263,22 @@ def _step(
     return current, metrics, rollouts
 
 
+def _of_all(tasks: Sequence[grpo.Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories of all processes; those of other tasks than these went through JSON."""
+    if jax.process_count() == 1:
+        return list(trajectories)
+    own = [records.Record(each, task[2]) for task, each in zip(tasks, trajectories, strict=True)]
+    mine = {record.seed: record.trajectory for record in own}
+    lines_of_all = hosts.gathered([records.to_json(record, with_tokens=True) for record in own])
+    found = (records.from_json(line) for line in lines_of_all)
+    return [mine.get(record.seed, record.trajectory) for record in found]
+
+
 def _shared(config: ml_collections.ConfigDict, cell_rewards: CellRewards) -> dict[str, Any]:
     """The settings that a resumed run must have in common with the one that it goes on from."""
     settings = {**config.to_dict(), "rewards": cell_rewards}
     what_else = ("run_dir", "steps", "eval_data", "checkpoints_kept", "export")
-    for free in (*what_else, "mesh", "remat", "attention"):
+    for free in (*what_else, "mesh", "hosts", "remat", "attention"):
         del settings[free]
     # As it comes back from the checkpoint, lists for tuples.
     return json.loads(json.dumps(settings))
@@ -247,16 +289,17 @@ def _evaluate(
 ) -> list[tuple[Trajectory, Verdict]]:
     """Rolls out every held-out question at the training temperature and judges."""
     steps = 0 if params is job.policy.params else job.config.steps
-    with display.phase(f"evaluate {name}"):
+    path = job.run_dir / f"evaluation-{name}-{steps}.jsonl"
+    with display.phase(f"evaluate {name}"), hosts.written_by_first(path) as path:
         return evaluate(
             library.questions,
             roll_out=lambda tasks: job.roll_out(
                 tasks, job.policy.generate(params, version=steps), library
             ),
-            judge=job.reader.judge,
+            judge=job.judge,
             seed=(job.config.seed, _EVALUATION),
             samples=job.config.eval_data.samples,
-            path=job.run_dir / f"evaluation-{name}-{steps}.jsonl",
+            path=path,
             settings={
                 section: job.config[section].to_dict()
                 for section in ("policy", "reader", "rollout", "sampler")

@@ -180,6 +180,23 @@ def pack(
         )
 
 
+def empty_batch(shape: PackShape, feature_shape: tuple[int, int], pad_id: int) -> PolicyBatch:
+    """A micro-batch without a token; arguments as in `pack`."""
+    grid, targets_grid = (shape.rows, shape.row_length), (shape.target_rows, shape.target_length)
+    return PolicyBatch(
+        input_ids=np.full(grid, pad_id, np.int32),
+        segment_ids=np.zeros(grid, np.int32),
+        position_ids=np.zeros((3, *grid), np.int32),
+        image_features=np.zeros((shape.image_tokens, *feature_shape), np.float32),
+        predictor=np.zeros(targets_grid, np.int32),
+        targets=np.zeros(targets_grid, np.int32),
+        mask=np.zeros(targets_grid, bool),
+        old_log_probs=np.zeros(targets_grid, np.float32),
+        advantages=np.zeros(shape.target_rows, np.float32),
+        trajectory=np.full(shape.target_rows, -1, np.int32),
+    )
+
+
 class _Place(NamedTuple):
     row: int
     start: int
@@ -217,19 +234,7 @@ def _place(sequences, advantage, packed, shape, image_token_id) -> _Packed | Non
 def _arrays(
     packed, shape, position_ids, page_features, feature_shape, image_token_id, pad_id
 ) -> PolicyBatch:
-    grid, targets_grid = (shape.rows, shape.row_length), (shape.target_rows, shape.target_length)
-    batch = PolicyBatch(
-        input_ids=np.full(grid, pad_id, np.int32),
-        segment_ids=np.zeros(grid, np.int32),
-        position_ids=np.zeros((3, *grid), np.int32),
-        image_features=np.zeros((shape.image_tokens, *feature_shape), np.float32),
-        predictor=np.zeros(targets_grid, np.int32),
-        targets=np.zeros(targets_grid, np.int32),
-        mask=np.zeros(targets_grid, bool),
-        old_log_probs=np.zeros(targets_grid, np.float32),
-        advantages=np.zeros(shape.target_rows, np.float32),
-        trajectory=np.full(shape.target_rows, -1, np.int32),
-    )
+    batch = empty_batch(shape, feature_shape, pad_id)
     image_token, target_row = 0, 0
     # Row-major, because the model hands image features to image tokens in that order.
     ordered = sorted(packed.places, key=lambda place: (place.row, place.start))

@@ -83,21 +83,27 @@ def outcome(
 
 
 def trained_sequences(
-    trajectories: Sequence[Trajectory], outcome: Outcome
+    trajectories: Sequence[Trajectory], outcome: Outcome, own: slice = slice(None)
 ) -> tuple[list[tuple[list[TrainingSequence], float]], int]:
     """The sequences that can have a gradient, by trajectory, with its advantage.
 
+    Args:
+      trajectories: of the whole step, with their tokens.
+      outcome: what they earned.
+      own: those whose sequences are wanted, this process's share.
+
     Returns:
-      Those, and how many tokens the policy wrote in the valid trajectories left out. They have
+      Those, and how many tokens the policy wrote in all valid trajectories left out. They have
       no gradient, but they count in the average over tokens.
     """
-    chosen, left_out = [], 0
+    chosen, left_out, wanted = [], 0, range(len(trajectories))[own]
     advantages, valid, trained = (
         field.reshape(-1) for field in (outcome.advantages, outcome.valid, outcome.trained)
     )
     for index, trajectory in enumerate(trajectories):
         if trained[index]:
-            chosen.append((training_sequences(trajectory, index), float(advantages[index])))
+            if index in wanted:
+                chosen.append((training_sequences(trajectory, index), float(advantages[index])))
         elif valid[index]:
             left_out += sum(len(turn.sample.token_ids) for turn in trajectory.turns)
     return chosen, left_out
