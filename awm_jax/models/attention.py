@@ -14,9 +14,11 @@ IMPLEMENTATIONS = {"xla": None, "splash": "tpu", "cudnn": "gpu"}
 class KVCache(NamedTuple):
     """Keys and values of the tokens so far; rows of a batch have their own lengths.
 
+    Each lies as its product reads it, so that no step turns a layer's cache round.
+
     Attributes:
-      key: `[layer, batch, slot, kv_heads, head_dim]`, rotated.
-      value: same shape.
+      key: `[layer, batch, kv_heads, slot, head_dim]`, rotated.
+      value: `[layer, batch, kv_heads, head_dim, slot]`.
       mask: `[batch, slot]` bool, True where the slot holds a real token.
       index: `[batch]` int32, the next free slot of the row.
     """

@@ -174,7 +174,7 @@ def _fold(numbers, depths):
 
 
 class Store(NamedTuple):
-    """Keys and values of many conversations, `[layer, row, slot, kv_heads, head_dim]` each."""
+    """Keys and values of many conversations, their axes those of a `KVCache`."""
 
     key: jax.Array
     value: jax.Array
@@ -209,15 +209,16 @@ def make_store(params, *, model: Model, rows: int, slots: int) -> Store:
 
 def _taken(store: Store, rows, index, reach: int) -> KVCache:
     """The first `reach` slots of some rows, as a cache of their own."""
-    key, value = (jnp.take(x[:, :, :reach], rows, axis=1, mode="clip") for x in store)
+    key = jnp.take(store.key[..., :reach, :], rows, axis=1, mode="clip")
+    value = jnp.take(store.value[..., :reach], rows, axis=1, mode="clip")
     return KVCache(key, value, jnp.arange(reach)[None] < index[:, None], index)
 
 
 def _put(store: Store, rows, cache: KVCache) -> Store:
     reach = cache.mask.shape[1]
     return Store(
-        store.key.at[:, rows, :reach].set(cache.key, mode="drop"),
-        store.value.at[:, rows, :reach].set(cache.value, mode="drop"),
+        store.key.at[:, rows, :, :reach].set(cache.key, mode="drop"),
+        store.value.at[:, rows, :, :, :reach].set(cache.value, mode="drop"),
     )
 
 

@@ -42,12 +42,13 @@ class Attention(nnx.Module):
         key = layers.rotate(self.k_norm(heads(self.k_proj(x))), cos, sin)
         value = heads(self.v_proj(x))
         if kept is not None:
-            rows = jnp.arange(x.shape[0])[:, None]
-            kept = tuple(
-                store.at[layer, rows, visibility.slots].set(new.astype(store.dtype), mode="drop")
-                for store, new in zip(kept, (key, value), strict=True)
-            )
-            key, value = (store[layer].astype(x.dtype) for store in kept)
+            (keys, values), rows, slots = kept, jnp.arange(x.shape[0])[:, None], visibility.slots
+            keys = keys.at[layer, rows, :, slots].set(key.astype(keys.dtype), mode="drop")
+            value = value.astype(values.dtype)
+            values = values.at[layer, rows, :, :, slots].set(value, mode="drop")
+            key = jnp.moveaxis(keys[layer], 2, 1).astype(x.dtype)
+            value = jnp.moveaxis(values[layer], 3, 1).astype(x.dtype)
+            kept = keys, values
         out = attention_lib.attention(
             query,
             key,
@@ -261,11 +262,12 @@ class Model:
     def init_cache(self, batch: int, slots: int, dtype=None) -> KVCache:
         """An empty cache for `slots` tokens a row; the type is the parameters' by default."""
         c = self.config.text
-        shape = (c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim)
+        heads = (c.num_hidden_layers, batch, c.num_key_value_heads)
         dtype = self.params["language_model"]["norm"]["scale"].dtype if dtype is None else dtype
-        zeros = [jnp.zeros(shape, dtype) for _ in ("key", "value")]
+        key = jnp.zeros((*heads, slots, c.head_dim), dtype)
+        value = jnp.zeros((*heads, c.head_dim, slots), dtype)
         mask, index = jnp.zeros((batch, slots), bool), jnp.zeros((batch,), jnp.int32)
-        return self.constrain_cache(KVCache(*zeros, mask, index))
+        return self.constrain_cache(KVCache(key, value, mask, index))
 
 
 def token_segments(input_ids, attention_mask, segment_ids, cache) -> jax.Array:

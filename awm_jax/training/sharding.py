@@ -241,7 +241,7 @@ def constrain_cache(mesh: Mesh) -> Callable[[KVCache], KVCache]:
 
     def constrain(cache: KVCache) -> KVCache:
         rows = batch_spec(mesh, cache.mask.shape[0])
-        stored = P(None, rows, None, "tensor", None)
+        stored = P(None, rows, "tensor", None, None)
         specs = KVCache(stored, stored, P(rows, None), P(rows))
         return jax.tree.map(
             lambda x, spec: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec)),
