@@ -1,12 +1,15 @@
 """Rollouts of the agent: many conversations in lock step (the paper, section 2).
 
 Each round asks the policy once, with the prompts of all live conversations, and then does the
-tools' work of each. What comes out for a task does not depend on the other tasks.
+tools' work of each. What comes out for a task does not depend on the other tasks, so a policy
+that does not need its prompts together can have them one by one: `each_alone`.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -128,6 +131,57 @@ def run_rollouts(
         return search(question.document, query, settings.top_k)
 
     return run_agent(tasks, generate, retrieve, render, settings, map_tools, on_finish)
+
+
+class _Ended(Exception):
+    """Another rollout has failed."""
+
+
+def each_alone(
+    roll_out: Callable[..., Sequence[Trajectory]], generate: Generate, *, at_once: int
+) -> Callable[[Sequence[Task]], list[Trajectory]]:
+    """`roll_out` with each task by itself in a thread, `at_once` of them at one time.
+
+    For a policy on a server: in lock step every conversation waits for the slowest reply of the
+    round, and the server waits for the tools. The trajectories are the same.
+
+    Args:
+      roll_out: (tasks, generate=...) -> trajectories, such as `run_rollouts` with its other
+        arguments given. Its search and render have to bear threads.
+      generate: the policy; is asked from all threads. After an exception of any rollout, or an
+        interrupt, it is not asked again and the exception is passed on.
+      at_once: conversations that are open at one time.
+    """
+
+    def run(tasks: Sequence[Task]) -> list[Trajectory]:
+        ended = threading.Event()
+
+        def ask(prompts_now, *, temperature):
+            if ended.is_set():
+                raise _Ended
+            return generate(prompts_now, temperature=temperature)
+
+        def one(task):
+            try:
+                return roll_out([task], generate=ask)
+            except BaseException:
+                ended.set()
+                raise
+
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            futures = [pool.submit(one, task) for task in tasks]
+            try:
+                concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+            finally:
+                ended.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+        errors = [future.exception() for future in futures if not future.cancelled()]
+        for error in errors:
+            if error is not None and not isinstance(error, _Ended):
+                raise error
+        return [trajectory for future in futures for trajectory in future.result()]
+
+    return run
 
 
 def run_agent(

@@ -65,7 +65,7 @@ def run(config: ml_collections.ConfigDict) -> None:
         with display.phase("rollouts"):
             judged = evaluate(
                 questions,
-                roll_out=_roll_out(config, library, generate=generate, settings=limits),
+                roll_out=_roll_out(config, library, generate, settings=limits),
                 judge=judge,
                 seed=(config.seed,),
                 samples=config.data.samples,
@@ -117,25 +117,27 @@ def run(config: ml_collections.ConfigDict) -> None:
     display.show_files(paths)
 
 
-def _roll_out(config: ml_collections.ConfigDict, library: build.Library, **options) -> Callable:
+def _roll_out(
+    config: ml_collections.ConfigDict, library: build.Library, generate: Generate, **options
+) -> Callable:
     """Plays tasks in the config's setting (the paper, section 4.2)."""
     match config.setting:
         case "agent":
-            return functools.partial(
-                rollout.run_rollouts, search=library.search, render=library.render, **options
-            )
+            play = functools.partial(rollout.run_rollouts, search=library.search)
         case "evidence_given":
-            return functools.partial(settings.evidence_given, render=library.render, **options)
+            play = settings.evidence_given
         case "rag":
-            return functools.partial(
-                settings.rag, search=library.search, render=library.render, **options
-            )
+            play = functools.partial(settings.rag, search=library.search)
         case "direct":
-            return functools.partial(
-                settings.direct, page_count=library.page_count, render=library.render, **options
-            )
+            play = functools.partial(settings.direct, page_count=library.page_count)
         case other:
             raise ValueError(f"setting {other!r}: expected agent, evidence_given, rag or direct")
+    play = functools.partial(play, render=library.render, **options)
+    if not served.is_url(config.policy.checkpoint):
+        return functools.partial(play, generate=generate)
+    # Twice as many conversations as requests: while some see to their tools, others ask.
+    at_once = 2 * config.policy_server.concurrency
+    return rollout.each_alone(play, generate, at_once=at_once)
 
 
 def _policy(config: ml_collections.ConfigDict, spent: served.Costs) -> tuple[Generate, str]:

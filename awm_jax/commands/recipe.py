@@ -21,6 +21,7 @@ from typing import Any
 
 import ml_collections
 
+from awm_jax import servers
 from awm_jax.agent import records, rollout
 from awm_jax.commands import display, sources
 from awm_jax.datasets import doc750k, recipe, steps
@@ -178,15 +179,20 @@ def _rollouts(
             documents_in=_documents(config, run_dir) / "documents",
             index_at=config.index_at or run_dir / "index",
         ) as library:
+            generate = sources.make_generate(section, questions)
+            play = functools.partial(
+                rollout.run_rollouts,
+                search=library.search,
+                render=library.render,
+                settings=settings,
+            )
+            roll_out = functools.partial(play, generate=generate)
+            if section.kind == "server":
+                at_once = 2 * servers.Server(**section.server).concurrency
+                roll_out = rollout.each_alone(play, generate, at_once=at_once)
             judged = evaluate(
                 questions,
-                roll_out=functools.partial(
-                    rollout.run_rollouts,
-                    generate=sources.make_generate(section, questions),
-                    search=library.search,
-                    render=library.render,
-                    settings=settings,
-                ),
+                roll_out=roll_out,
                 judge=sources.make_judge(config.reader),
                 seed=(config.seed, STEPS.index(name)),
                 samples=section.samples,

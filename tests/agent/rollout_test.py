@@ -1,15 +1,17 @@
 """The agent's loop, played by a scripted policy."""
 
 import concurrent.futures
+import functools
 import hashlib
 import json
+import threading
 
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from awm_jax import types
 from awm_jax.agent import prompts
-from awm_jax.agent.rollout import RolloutSettings, run_rollouts
+from awm_jax.agent.rollout import RolloutSettings, each_alone, run_rollouts
 from awm_jax.training.batch import training_sequences
 from awm_jax.types import Finding, Memory, Message, Page, Question, Sample, ToolCall
 
@@ -440,6 +442,54 @@ class BatchTest(parameterized.TestCase):
     def test_settings_that_make_no_sense(self, **settings):
         with self.assertRaisesRegex(ValueError, "expected"):
             RolloutSettings(**settings)
+
+
+class EachAloneTest(absltest.TestCase):
+    TASKS = tuple((QUESTION, i, (i,)) for i in range(6))
+
+    def policy(self):
+        return Scripted({(i,): [search(), note() + answer(str(i))] for i in range(6)})
+
+    def test_the_trajectories_are_those_of_lock_step(self):
+        roll_out = functools.partial(run_rollouts, search=find, render=render)
+        alone = each_alone(roll_out, self.policy(), at_once=3)(self.TASKS)
+        together = roll_out(self.TASKS, self.policy())
+        self.assertEqual(
+            [(t.rollout, t.final_answer, t.memory, t.status) for t in alone],
+            [(t.rollout, t.final_answer, t.memory, t.status) for t in together],
+        )
+        self.assertEqual([t.final_answer for t in alone], list("012345"))
+
+    def test_nobody_waits_for_a_slow_reply(self):
+        policy, others_ended = self.policy(), threading.Event()
+        ended = []
+
+        def reply(prompts_now, *, temperature):
+            [prompt] = prompts_now
+            if prompt.seed == (0, 0):
+                self.assertTrue(others_ended.wait(timeout=30))
+            return policy(prompts_now, temperature=temperature)
+
+        def finish(index, trajectory):
+            ended.append(trajectory.final_answer)
+            if len(ended) == 5:
+                others_ended.set()
+
+        roll_out = functools.partial(run_rollouts, search=find, render=render, on_finish=finish)
+        each_alone(roll_out, reply, at_once=2)(self.TASKS)
+        self.assertEqual(ended, list("123450"))
+
+    def test_the_first_exception_ends_all(self):
+        asked = []
+
+        def reply(prompts_now, *, temperature):
+            asked.append(prompts_now[0].seed)
+            raise RuntimeError(f"no policy for {prompts_now[0].seed}")
+
+        roll_out = functools.partial(run_rollouts, search=find, render=render)
+        with self.assertRaisesRegex(RuntimeError, "no policy for"):
+            each_alone(roll_out, reply, at_once=1)(self.TASKS)
+        self.assertLen(asked, 1)
 
 
 if __name__ == "__main__":
