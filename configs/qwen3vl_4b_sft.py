@@ -1,10 +1,12 @@
-"""SFT of Qwen3-VL-4B on a teacher's trajectories, before GRPO with either reward.
+"""SFT of Qwen3-VL-4B on a teacher's trajectories, before GRPO with either reward; v5e:4x4.
 
 [paper]: stated there (section 4). [precursor]: not stated; from the first author's public
 precursor of the method. [chosen]: neither says; ours, not tuned. This run was not made here.
 """
 
 import ml_collections
+
+from configs import qwen3vl_4b_awm_grpo
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -25,9 +27,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     c.policy = ml_collections.ConfigDict()
     c.policy.checkpoint = "Qwen/Qwen3-VL-4B-Instruct"  # [paper]
-    # Parameters are updated in the type in which they are loaded, and steps of 1e-5 are lost in
-    # bfloat16.
-    c.policy.dtype = "float32"  # [chosen]
+    c.policy.dtype = "bfloat16"
 
     c.rollout = ml_collections.ConfigDict()
     c.rollout.max_steps = 15  # [paper]
@@ -56,6 +56,13 @@ def get_config() -> ml_collections.ConfigDict:
     c.packing.target_length = 128
 
     c.log_prob_chunk = 2048  # [chosen]
+    grpo = qwen3vl_4b_awm_grpo.get_config()
+    c.mesh = grpo.mesh
+    c.hosts = grpo.hosts
+    # Steps of 1e-5 are lost in bfloat16.
+    c.master_dtype = grpo.master_dtype
+    c.remat = grpo.remat
+    c.attention = grpo.attention
     c.checkpoint_every = 50  # [chosen]
     c.checkpoints_kept = 1
     c.export = "bfloat16"

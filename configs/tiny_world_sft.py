@@ -51,6 +51,11 @@ def get_config() -> ml_collections.ConfigDict:
     c.packing.target_length = 32
 
     c.log_prob_chunk = 256
+    c.mesh = base.mesh
+    c.hosts = base.hosts
+    c.master_dtype = base.master_dtype
+    c.remat = base.remat
+    c.attention = base.attention
     c.checkpoint_every = 8
     c.checkpoints_kept = 1
     c.export = "float32"

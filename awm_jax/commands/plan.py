@@ -21,6 +21,7 @@ from awm_jax.training.batch import PackShape
 _SHAPES = {
     "Qwen/Qwen3-VL-4B-Instruct": "experiments/plan/qwen3_vl_4b",
     "runs/qwen3vl_4b_sft/policy": "experiments/plan/qwen3_vl_4b",
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": "experiments/plan/qwen3_vl_30b_a3b",
     "Qwen/Qwen3-14B": "experiments/plan/qwen3_14b",
 }
 

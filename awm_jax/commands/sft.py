@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import ml_collections
+import numpy as np
 import rich.text
 
 from awm_jax.agent import records, rollout
-from awm_jax.commands import build, display, provenance
+from awm_jax.commands import build, checks, display, provenance
 from awm_jax.documents import pdf
-from awm_jax.training import batch, checkpoint, grpo, lines, sft, state
+from awm_jax.training import batch, checkpoint, grpo, hosts, lines, sft, sharding, state
 from awm_jax.types import ANSWERED, Render, Trajectory
 
 # Column title, metric, format.
@@ -61,10 +62,14 @@ class _Job:
         )
 
     def batches(self, trajectories: Sequence[Trajectory]) -> Iterator[batch.PolicyBatch]:
-        """Micro-batches; the loss is a sum over tokens, so each sequence goes where it fits."""
+        """Micro-batches; the loss is a sum over tokens, so each sequence goes where it fits.
+
+        Each process makes those of its share; the batches are of all of them.
+        """
+        own = hosts.share(trajectories)
         sequences = [
             sequence
-            for index, trajectory in enumerate(trajectories)
+            for index, trajectory in list(enumerate(trajectories))[own]
             for sequence in self.sequences(trajectory, index)
         ]
         sequences.sort(key=lambda sequence: -len(sequence.token_ids))
@@ -72,7 +77,17 @@ class _Job:
 
 
 def run(config: ml_collections.ConfigDict) -> None:
-    """Checks every trajectory, trains, and writes the policy in Hugging Face's form."""
+    """Checks every trajectory, trains, and writes the policy in Hugging Face's form.
+
+    Several processes do it together (`config.hosts`); each is given the same command.
+    """
+    with hosts.together(**config.hosts):
+        _run(config)
+
+
+def _run(config: ml_collections.ConfigDict) -> None:
+    checks.check_attention(config.attention, jax.default_backend(), config.policy.dtype)
+    display.console.quiet = not hosts.first()
     run_dir = pathlib.Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -90,16 +105,19 @@ def run(config: ml_collections.ConfigDict) -> None:
             ("documents", f"{len(documents)} in {config.data.root}"),
             ("lessons", ", ".join(f"{name} {count:,}" for name, count in sizes.items())),
             ("updates", f"{job.updates} of {config.trajectories_per_update} trajectories"),
+            ("devices", f"{dict(job.policy.mesh.shape)}, {jax.process_count()} processes"),
             ("written to", config.run_dir),
             ("commit", facts["commit"]),
         ],
     )
     exported = run_dir / "policy"
     params, metrics = _train(job, run_dir, digests)
-    if not exported.exists():
+    if not hosts.of_first(exported.exists()):
         build.export(
             job.policy, params, exported, assets=config.policy.checkpoint, dtype=config.export
         )
+    if not hosts.first():
+        return
     summary = {
         "lessons": sizes,
         "trajectories_sha256": digests,
@@ -146,7 +164,14 @@ def _job(config, trajectories: Sequence[Trajectory]) -> tuple[_Job, Mapping[str,
     cut = len(trajectories) - config.held_out
     job = _Job(
         config,
-        build.load_policy(config.policy, ml_collections.ConfigDict()),
+        build.load_policy(
+            config.policy,
+            ml_collections.ConfigDict(),
+            sharding.make_mesh(**config.mesh),
+            rows=config.packing.rows,
+            remat=config.remat,
+            attention=config.attention,
+        ),
         pdf.make_render(documents, dpi=config.data.dpi, max_pixels=config.data.max_pixels),
         rollout.RolloutSettings(**config.rollout),
         trajectories[:cut],
@@ -216,25 +241,29 @@ def _train(
         optimizer,
         sft.cross_entropy,
         # Exported weights must hold for servers that ban nothing.
-        banned=jnp.zeros(job.policy.model.config.text.vocab_size, bool),
+        banned=np.zeros(job.policy.model.config.text.vocab_size, bool),
         temperature=1.0,
         chunk_size=config.log_prob_chunk,
+        mesh=job.policy.mesh,
+        dtype=job.policy.dtype,
     )
     path = run_dir / "metrics.jsonl"
     settings = _shared(config, digests)
     with checkpoint.open_checkpoints(run_dir / "checkpoints", keep=config.checkpoints_kept) as kept:
-        current = state.initial_state(trained, optimizer)
+        current = state.initial_state(trained, optimizer, dtype=config.master_dtype)
         current = checkpoint.restore(kept, current, settings) or current
         done = int(current.step)
         # What was written after the checkpoint is made again.
-        lines.keep(path, lambda line: line["step"] < done)
+        if hosts.first():
+            lines.keep(path, lambda line: line["step"] < done)
         _show_line(title for title, _, _ in _COLUMNS)
         for metrics in lines.read(path):
             _show(metrics)
         for step in range(done, job.updates):
             current, metrics = _step(job, step, current, update)
             metrics["learning_rate"] = float(rate(step))
-            lines.append(path, [metrics])
+            if hosts.first():
+                lines.append(path, [metrics])
             if (step + 1) % config.checkpoint_every == 0 or step + 1 == job.updates:
                 checkpoint.save(kept, current, settings)
             _show(metrics)
@@ -275,7 +304,8 @@ def _step(
 def _shared(config: ml_collections.ConfigDict, digests: Mapping[str, str]) -> dict[str, Any]:
     """The settings that a resumed run must have in common with the one that it goes on from."""
     settings = {**config.to_dict(), "trajectories": sorted(digests.values())}
-    for free in ("run_dir", "checkpoint_every", "checkpoints_kept", "export"):
+    what_else = ("run_dir", "checkpoint_every", "checkpoints_kept", "export")
+    for free in (*what_else, "mesh", "hosts", "remat", "attention"):
         del settings[free]
     # As it comes back from the checkpoint, lists for tuples.
     return json.loads(json.dumps(settings))

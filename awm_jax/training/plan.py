@@ -309,11 +309,19 @@ def _sampling(name, model: Model, params, dtype, sampler: Sampler, held, compile
     def compiled_here(what, *arguments, **options):
         return compiled(f"{name}: {what}", *arguments, also=held, **options)
 
-    mesh = jax.tree.leaves(params)[0].sharding.mesh
-    gathered = compiled_here("gather", sharding.gather, params, mesh=mesh, dtype=dtype)
-    if gathered is None:
-        return
-    held[f"{name}'s sampling copy"] = shard_bytes(gathered)
+    laid = sharding.laid_for_sampling(params, jax.tree.leaves(params)[0].sharding.mesh)
+    gathered = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place), params, laid
+    )
+    # The largest array is copied last here: it needs most beside the copy of the others.
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(gathered), strict=True)
+    moved = [(a, b) for a, b in pairs if sharding.moves(a, b.sharding, dtype)]
+    copy, copy_bytes = f"{name}'s sampling copy", sum(shard_bytes(b) for _, b in moved)
+    if moved:
+        largest, result = max(moved, key=lambda pair: shard_bytes(pair[1]))
+        held[copy] = copy_bytes - shard_bytes(result)
+        compiled_here("gather", sharding.gather, largest, place=result.sharding, dtype=dtype)
+        held[copy] = copy_bytes
     text, (rows, cache_rows, prompt, piece, new, chunk, choice) = model.config.text, sampler
     store = compiled_here(
         "make cache",

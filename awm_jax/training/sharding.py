@@ -185,28 +185,30 @@ def replicated(params: Mapping[str, Any]) -> Sharding:
 def for_sampling(params: Mapping[str, Any], *, mesh: Mesh, dtype: str) -> Mapping[str, Any]:
     """The parameters as sampling wants them: in its type, gathered over `fsdp`.
 
-    The vision tower stays where it is; features of pages are worked out once. Parameters that
-    are so already are returned, otherwise a copy.
+    The vision tower stays where it is; features of pages are worked out once. Arrays that are so
+    already are not copied.
     """
-    laid = _laid_for_sampling(params, mesh)
-    there = jax.tree.map(
-        lambda leaf, sharding: (
-            leaf.dtype == dtype and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-        ),
-        params,
-        laid,
-    )
-    return params if all(jax.tree.leaves(there)) else gather(params, mesh=mesh, dtype=dtype)
+
+    # One array at a time: a program for all of them would hold the copy twice.
+    def copied(leaf, place):
+        return gather(leaf, place=place, dtype=dtype) if moves(leaf, place, dtype) else leaf
+
+    return jax.tree.map(copied, params, laid_for_sampling(params, mesh))
 
 
-@functools.partial(jax.jit, static_argnames=("mesh", "dtype"))
-def gather(params: Mapping[str, Any], *, mesh: Mesh, dtype: str) -> Mapping[str, Any]:
-    """The copy that `for_sampling` makes, as a program of its own. Cast first, then moved."""
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    return jax.lax.with_sharding_constraint(params, _laid_for_sampling(params, mesh))
+def moves(leaf: jax.Array, place: Sharding, dtype: str) -> bool:
+    """Whether an array, or its placed shape, is of another type or lies elsewhere."""
+    return leaf.dtype != dtype or not leaf.sharding.is_equivalent_to(place, leaf.ndim)
 
 
-def _laid_for_sampling(params, mesh: Mesh):
+@functools.partial(jax.jit, static_argnames=("place", "dtype"))
+def gather(leaf: jax.Array, *, place: Sharding, dtype: str) -> jax.Array:
+    """The copy of an array that `for_sampling` makes. Cast first, then moved."""
+    return jax.lax.with_sharding_constraint(leaf.astype(dtype), place)
+
+
+def laid_for_sampling(params: Mapping[str, Any], mesh: Mesh) -> Mapping[str, Any]:
+    """Where each array lies that `for_sampling` gives."""
     place, rest = placement(mesh, gathered=True), placement(mesh)
     return shardings(
         params, lambda path, shape: (rest if path.startswith("visual/") else place)(path, shape)

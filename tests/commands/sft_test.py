@@ -6,6 +6,7 @@ import pathlib
 import tempfile
 from unittest import mock
 
+import chex
 import numpy as np
 from absl.testing import absltest
 
@@ -61,6 +62,8 @@ class SftTest(absltest.TestCase):
         config.policy.checkpoint = str(ROOT / config.policy.checkpoint)
         config.held_out, config.epochs, config.trajectories_per_update = 2, 2, 3
         config.checkpoint_every = 2
+        # So that rows divide over eight devices.
+        config.packing.rows = 8
         config.lock()
         return config
 
@@ -109,6 +112,27 @@ class SftTest(absltest.TestCase):
         self.assertEqual(numbers("killed"), numbers("whole"))
         files = [self.folder / run / "policy" / "model.safetensors" for run in ("killed", "whole")]
         self.assertEqual(files[0].read_bytes(), files[1].read_bytes())
+
+    def test_eight_devices_give_the_losses_of_one(self):
+        """To 1e-4, four updates of AdamW in float32; what is packed is the same."""
+        config = self.config("mesh")
+        config.mesh.data = config.mesh.fsdp = config.mesh.tensor = 2
+        sft.run(config)
+        found, expected = (
+            lines.read(self.folder / run / "metrics.jsonl") for run in ("mesh", "whole")
+        )
+        for name in ("trained_tokens", "tokens", "micro_batches", "filled", "compiled/accumulate"):
+            self.assertEqual([line[name] for line in found], [line[name] for line in expected])
+        for name in ("loss", "grad_norm"):
+            np.testing.assert_allclose(
+                [line[name] for line in found], [line[name] for line in expected], rtol=1e-4
+            )
+        self.assertLen({line["loss"] for line in found}, 4)
+        policies = [
+            hf.load_model(self.folder / run / "policy", dtype="float32").params
+            for run in ("mesh", "whole")
+        ]
+        chex.assert_trees_all_close(*policies, atol=1e-4)
 
     def test_all_that_cannot_be_taught_is_named_before_the_first_update(self):
         first, second, *others = self.trajectories

@@ -95,7 +95,16 @@ class PlanRunTest(absltest.TestCase):
     def test_copies_are_held_only_by_those_that_sample(self):
         for who in ("policy", "reader"):
             holders = [p.name for p in self.programs if f"{who}'s sampling copy" in p.held]
-            self.assertEqual(holders, [f"{who}: {n}" for n in ("make cache", "prefill", "decode")])
+            sampling = ("gather", "make cache", "prefill", "decode")
+            self.assertEqual(holders, [f"{who}: {name}" for name in sampling])
+
+    def test_a_copy_is_made_array_by_array(self):
+        gather, after = self.named["policy: gather"], self.named["policy: make cache"]
+        copied = [program.held["policy's sampling copy"] for program in (gather, after)]
+        embedding = self.job.policy.text.vocab_size * self.job.policy.text.hidden_size * 2
+        # The largest is on its way: each of the two chips along `tensor` gets half of it.
+        self.assertEqual(copied[1] - copied[0], embedding // 2)
+        self.assertGreaterEqual(gather.temporaries, embedding // 2)
 
     def test_update_moves_parameters_and_does_not_fit_into_nothing(self):
         self.assertGreater(self.named["update: micro-batch"].traffic["all-gather"].bytes, 0)
