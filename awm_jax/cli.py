@@ -79,6 +79,19 @@ def _run(argv: list[str]) -> None:
         sys.exit(f"{command}: {error}")
 
 
+def _parse(argv: list[str]) -> list[str]:
+    """absl's parser; a setting that the config does not have is said without a traceback."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except (AttributeError, KeyError) as error:
+        # An AttributeError of ml_collections holds the KeyError, and that the part that is not
+        # there, quoted, and perhaps a line with one that is spelled alike.
+        found = error.args[0].args[0] if isinstance(error.args[0], KeyError) else error.args[0]
+        _, name, alike = found.split("'", 2)
+        given = [arg for arg in argv if name in arg.partition("=")[0].split(".")]
+        sys.exit(f"{' '.join(given)}: the config has no {name!r}. {alike.strip()}".strip())
+
+
 def main() -> None:
     """Parses the flags and runs the command."""
     if sys.argv[1:2] and sys.argv[1] in OWN_FLAGS:
@@ -89,4 +102,4 @@ def main() -> None:
         # Of absl's flags a user needs none but those of the usage line.
         print(_usage())
         return
-    app.run(_run)
+    app.run(_run, flags_parser=_parse)
