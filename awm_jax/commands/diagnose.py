@@ -162,6 +162,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for path in arguments.trajectories
     ]
     out = arguments.out or _own_folder(arguments.trajectories)
+    _check_out(out, [*arguments.trajectories, arguments.extraction_prompt])
     for (entries, left_out), path in zip(loaded, arguments.trajectories, strict=True):
         if not entries:
             show_left_out(str(path), left_out)
@@ -305,6 +306,16 @@ def _own_folder(paths: Sequence[pathlib.Path]) -> pathlib.Path:
     out.mkdir(parents=True, exist_ok=True)
     mark.write_text(json.dumps(inputs), encoding="utf-8")
     return out
+
+
+def _check_out(out: pathlib.Path, inputs: Sequence[pathlib.Path | None]) -> None:
+    """Refuses a folder that holds an input: results have names such as judged.jsonl."""
+    inside = [str(path) for path in inputs if path and path.resolve().parent == out.resolve()]
+    if inside:
+        raise ValueError(
+            f"--out {out} holds the input {', '.join(inside)}, which a result could overwrite; "
+            "name another folder"
+        )
 
 
 def _digest(path: pathlib.Path) -> str:

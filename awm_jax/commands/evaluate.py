@@ -12,7 +12,7 @@ import ml_collections
 from awm_jax.agent import rollout, settings
 from awm_jax.agent.records import Costs
 from awm_jax.commands import build, display, provenance, served
-from awm_jax.evaluation import cells, report, tables
+from awm_jax.evaluation import audit, cells, report, tables
 from awm_jax.evaluation.run import evaluate
 from awm_jax.judging import extraction, longdocurl, mmlongbench, reader, training_scorer
 from awm_jax.models import hf
@@ -22,9 +22,9 @@ from awm_jax.types import Generate
 
 # The tiny world's answers have the formats of MMLongBench-Doc.
 _RULES = {
-    "tiny_world": ("mmlongbench", mmlongbench.score),
-    "mmlongbench": ("mmlongbench", mmlongbench.score),
-    "longdocurl": ("longdocurl", longdocurl.score),
+    "tiny_world": ("mmlongbench", mmlongbench),
+    "mmlongbench": ("mmlongbench", mmlongbench),
+    "longdocurl": ("longdocurl", longdocurl),
 }
 
 
@@ -89,7 +89,16 @@ def run(config: ml_collections.ConfigDict) -> None:
             step_budget=limits.max_steps,
             seed=config.seed,
             questions=len(questions),
-            details={"policy": policy_name, "reader": reader_name, "commit": facts["commit"]}
+            details={
+                "policy": policy_name,
+                "reader": reader_name,
+                "scored differently by the strict rules": audit.mode_differences(
+                    judged,
+                    benchmark=_RULES[config.data.dataset][1],
+                    extract=extraction.extract_all if config.extractor == "rule" else None,
+                ),
+                "commit": facts["commit"],
+            }
             | ({"without gold pages, left out": str(left_out)} if left_out else {}),
         )
         rows = [(config.setting, cells.summarize(verdict for _, verdict in judged))]
@@ -168,16 +177,20 @@ def _judge(config: ml_collections.ConfigDict) -> tuple[Callable, str, str]:
             **config.reader.sampler,
         )
         name = where
-    benchmark, score = _RULES[config.data.dataset]
+    name_of_rules, benchmark = _RULES[config.data.dataset]
     extractors = {"none": None, "rule": extraction.extract}
     if config.extractor not in extractors:
         raise ValueError(f"extractor {config.extractor!r}: expected one of {list(extractors)}")
     extract = extractors[config.extractor]
-    scorer = f"{benchmark} rules, official" + (f"; extractor: {extraction.NAME}" if extract else "")
+    scorer = f"{name_of_rules} rules, official" + (
+        f"; extractor: {extraction.NAME}" if extract else ""
+    )
     judge = functools.partial(
         training_scorer.judge,
         read=functools.partial(reader.read_memories, generate, seed=(0,)),
-        score=functools.partial(training_scorer.rule_scores, score=score, extract=extract),
+        score=functools.partial(
+            training_scorer.rule_scores, score=benchmark.score, extract=extract
+        ),
         scorer=scorer,
     )
     return judge, name, scorer

@@ -14,8 +14,9 @@ import ml_collections
 
 from awm_jax.agent import records, rollout
 from awm_jax.commands import build, checks, display, provenance
-from awm_jax.evaluation import cells, report, statistics, tables
+from awm_jax.evaluation import audit, cells, report, statistics, tables
 from awm_jax.evaluation.run import evaluate
+from awm_jax.judging import mmlongbench
 from awm_jax.rl import losses
 from awm_jax.rl.rewards import CellRewards
 from awm_jax.training import batch, checkpoint, grpo, hosts, lines, sharding, state
@@ -121,6 +122,9 @@ def _run(config: ml_collections.ConfigDict) -> None:
             "temperature": str(job.settings.temperature),
             "rollouts a question": str(config.eval_data.samples),
             "reader": config.reader.checkpoint,
+            "scored differently by the strict rules": audit.mode_differences(
+                [pair for pairs in judged.values() for pair in pairs], benchmark=mmlongbench
+            ),
             "commit": facts["commit"],
         },
     )

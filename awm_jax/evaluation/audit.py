@@ -27,15 +27,15 @@ ECHO_SIMILARITY = 0.8
 def mode_differences(
     judged: Judged,
     *,
-    extract: Callable[[Sequence[tuple[Question, str]]], Sequence[str | None]],
     benchmark: ModuleType,
+    extract: Callable[[Sequence[tuple[Question, str]]], Sequence[str | None]] | None = None,
 ) -> str:
     """How many answers the two modes of the rule scorer score differently, in words.
 
     Args:
       judged: rollouts with their verdicts; those without a judgement are left out.
-      extract: what made the answers short.
       benchmark: `judging.mmlongbench` or `judging.longdocurl`.
+      extract: what made the answers short; None where they are.
     """
     items = [
         (trajectory.question, answer)
@@ -44,7 +44,8 @@ def mode_differences(
         for answer in (trajectory.final_answer, verdict.memory_answer)
         if answer
     ]
-    short_answers = extract(items) if items else []
+    answers = [answer for _, answer in items]
+    short_answers = extract(items) if items and extract is not None else answers
     changed = turned = 0
     for (question, _), short in zip(items, short_answers, strict=True):
         if short is not None:

@@ -198,6 +198,14 @@ class DiagnoseTest(absltest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("line 1", said)
 
+    def test_results_are_not_written_beside_the_input(self):
+        path = self.write(*FIVE, name="judged.jsonl")
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            status = diagnose.main([path, "--reader", "rule", "--out", str(self.folder)])
+        self.assertEqual(status, 2)
+        self.assertRegex(said.getvalue(), "holds the input .*judged.jsonl")
+        self.assertLen((self.folder / "judged.jsonl").read_text().splitlines(), len(FIVE))
+
     def test_another_file_with_the_same_stem_does_not_overwrite_the_results(self):
         self.enterContext(contextlib.chdir(self.folder))
         for name in ("a", "b"):

@@ -87,6 +87,10 @@ class EvaluateTest(absltest.TestCase):
         self.assertEqual(summary["rows"][0]["mem_acc"], 1.0)
         self.assertRegex(summary["caption"]["scorer"], "mmlongbench rules, official; extractor")
         self.assertIn(f"double at {self.double.url}", json.dumps(summary["caption"]))
+        self.assertEqual(
+            summary["caption"]["details"]["scored differently by the strict rules"],
+            "0 of 6 (0 between right and wrong)",
+        )
         # Three messages a rollout, at 11 and 3 tokens each.
         [costs] = {(c.costs.prompt_tokens, c.costs.completion_tokens) for c in self.records()}
         self.assertEqual(costs, (33, 9))

@@ -85,9 +85,7 @@ class ModeDifferencesTest(absltest.TestCase):
             judged("1234", "1,234", [], (0, 1), answer_format="Int"),
             (judged("1", "2", [], (0, 0))[0], Verdict(0, 0, "", "s", error="no")),
         ]
-        said = audit.mode_differences(
-            pairs, extract=lambda items: [answer for _, answer in items], benchmark=mmlongbench
-        )
+        said = audit.mode_differences(pairs, benchmark=mmlongbench)
         self.assertEqual(said, "2 of 4 (2 between right and wrong)")
         none = audit.mode_differences([], extract=extraction.extract_all, benchmark=mmlongbench)
         self.assertEqual(none, "0 of 0 (0 between right and wrong)")
