@@ -181,18 +181,8 @@ def load_model(path: str | os.PathLike, *, dtype="bfloat16", place=None, **optio
         table = _as_in(files, entries(config))
         _check(directory, config, table, files)
         for entry in table:
-            if place is None:
-                whole = (slice(None),) * len(entry.shape)
-                arrays[entry.path] = _load_shard(files, entry, dtype, whole, None)
-                continue
-            sharding = place("/".join(entry.path), entry.shape)
-            shards = [
-                _load_shard(files, entry, dtype, index, device)
-                for device, index in sharding.addressable_devices_indices_map(entry.shape).items()
-            ]
-            arrays[entry.path] = jax.make_array_from_single_device_arrays(
-                entry.shape, sharding, shards
-            )
+            sharding = None if place is None else place("/".join(entry.path), entry.shape)
+            arrays[entry.path] = _load_array(files, entry, dtype, sharding)
     return _build(config, arrays, **options)
 
 
@@ -258,6 +248,18 @@ def _check(directory, config: Config, table: list[Entry], files: dict) -> None:
             f"{directory}: checkpoint and model disagree.\n  missing:    {missing}\n"
             f"  unexpected: {unexpected}\n  wrong:      {problems}"
         )
+
+
+def _load_array(files: dict, entry: Entry, dtype, sharding) -> jax.Array:
+    """An array on its devices, or on the default one; a part that several hold is read once."""
+    if sharding is None:
+        return _load_shard(files, entry, dtype, (slice(None),) * len(entry.shape), None)
+    parts, shards = {}, []
+    for device, index in sharding.addressable_devices_indices_map(entry.shape).items():
+        if str(index) not in parts:
+            parts[str(index)] = _load_shard(files, entry, dtype, index, device)
+        shards.append(jax.device_put(parts[str(index)], device))
+    return jax.make_array_from_single_device_arrays(entry.shape, sharding, shards)
 
 
 def _load_shard(files: dict, entry: Entry, dtype, index: tuple[slice, ...], device) -> jax.Array:

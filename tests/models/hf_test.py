@@ -109,7 +109,7 @@ class HFTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, r"missing: +\['lm_head.weight'\]"):
             hf.load_model(self.changed("tiny_qwen3_vl", drop))
 
-    def place(self, path, shape):
+    def spread(self, path, shape):
         """On two devices, divided along the last axis that can be."""
         mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
         divides = [size % 2 == 0 for size in shape]
@@ -123,7 +123,7 @@ class HFTest(parameterized.TestCase):
 
         def place(path, shape):
             asked[path] = shape
-            return self.place(path, shape)
+            return self.spread(path, shape)
 
         plain = hf.load_model(DATA / "tiny_qwen3_vl", dtype="float32")
         placed = hf.load_model(DATA / "tiny_qwen3_vl", dtype="float32", place=place)
@@ -132,8 +132,16 @@ class HFTest(parameterized.TestCase):
         kernel = placed.params["language_model"]["layers"]["self_attn"]["q_proj"]["kernel"]
         self.assertEqual(kernel.addressable_shards[0].data.shape, (3, 32, 32))
 
-    @parameterized.product(name=("tiny_qwen3", "tiny_qwen3_vl_moe"), placed=(False, True))
-    def test_only_a_piece_is_read_at_a_time(self, name, placed):
+    def copied(self, path, shape):
+        """On two devices, whole."""
+        mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    @parameterized.product(
+        name=("tiny_qwen3", "tiny_qwen3_vl_moe"), placed=("nowhere", "spread", "copied")
+    )
+    def test_only_a_piece_is_read_at_a_time_and_each_once(self, name, placed):
+        place = {"nowhere": None, "spread": self.spread, "copied": self.copied}[placed]
         whole = hf.load_model(DATA / name)
         read, sizes = hf._read, []
 
@@ -143,7 +151,7 @@ class HFTest(parameterized.TestCase):
 
         self.enterContext(mock.patch.object(hf, "_PIECE_BYTES", 2_000))
         self.enterContext(mock.patch.object(hf, "_read", read_and_note))
-        pieces = hf.load_model(DATA / name, place=self.place if placed else None)
+        pieces = hf.load_model(DATA / name, place=place)
         jax.tree.map(np.testing.assert_array_equal, pieces.params, whole.params)
         self.assertLessEqual(max(sizes), 2_000)
         self.assertEqual(sum(sizes), sum(leaf.nbytes for leaf in jax.tree.leaves(whole.params)))
