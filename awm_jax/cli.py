@@ -16,6 +16,7 @@ COMMANDS = {
     "sft": "fine-tune a policy on recorded trajectories and export it",
     "recipe": "make SFT trajectories and RL groups from questions, step by step",
     "evaluate": "run the agent over a benchmark and score what comes out",
+    "controlled": "answer from no memory, the agent's own and a stronger model's, compare",
     "plan": "compile a run for a --topology that is not here (v5e:4x4, h100:8): does it fit?",
     "ask": "answer one question about one PDF, with notes to check (own --help)",
     "diagnose": "can one answer from the memories in a file of trajectories? (own --help)",
@@ -34,7 +35,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "check files and settings, print 
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
+    lines = [f"  {name:<12}{what}" for name, what in COMMANDS.items()]
     usage = "usage: python -m awm_jax COMMAND --config=FILE [--config.name=value ...]"
     return "\n".join([usage, "", *lines, "", _LAST_LINE])
 

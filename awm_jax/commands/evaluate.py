@@ -47,8 +47,8 @@ def run(config: ml_collections.ConfigDict) -> None:
         given = config.setting == "evidence_given"
         questions = [q for q in library.questions if q.evidence_pages or not given]
         left_out = len(library.questions) - len(questions)
-        generate, policy_name = _policy(config, spent)
-        judge, reader_name, scorer = _judge(config)
+        generate, policy_name = load_policy(config, spent)
+        judge, reader_name, scorer = load_judge(config)
         display.show_plan(
             "Evaluation",
             [
@@ -149,7 +149,7 @@ def _roll_out(
     return rollout.each_alone(play, generate, at_once=at_once)
 
 
-def _policy(config: ml_collections.ConfigDict, spent: served.Costs) -> tuple[Generate, str]:
+def load_policy(config: ml_collections.ConfigDict, spent: served.Costs) -> tuple[Generate, str]:
     """The policy, a server's where its checkpoint is a URL, and its name."""
     where = config.policy.checkpoint
     if served.is_url(where):
@@ -161,7 +161,7 @@ def _policy(config: ml_collections.ConfigDict, spent: served.Costs) -> tuple[Gen
     return policy.generate(policy.params, version=0), f"{where}, {policy.size:,} parameters"
 
 
-def _judge(config: ml_collections.ConfigDict) -> tuple[Callable, str, str]:
+def load_judge(config: ml_collections.ConfigDict) -> tuple[Callable, str, str]:
     """The reader with the benchmark's rules, the reader's name and the scorer's."""
     where = config.reader.checkpoint
     if served.is_url(where):
