@@ -15,7 +15,7 @@ import ml_collections
 
 from awm_jax.agent import rollout
 from awm_jax.commands import ask_display, display, provenance, served
-from awm_jax.documents import index, pdf
+from awm_jax.documents import index, pdf, workers
 from awm_jax.evaluation import report
 from awm_jax.judging import reader
 from awm_jax.policy_served import TOOL_FORMS
@@ -105,7 +105,7 @@ class _Player:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    document = pdf.open_document(arguments.document)
+    document = pdf.open_document(arguments.document, run=workers.run)
     policy = _player(arguments, arguments.policy, arguments.model, arguments.key)
     if arguments.reader:
         reads = _player(
@@ -120,7 +120,10 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     began = time.monotonic()
     render = pdf.make_render(
-        {document.id: document}, dpi=arguments.dpi, max_pixels=arguments.max_pixels
+        {document.id: document},
+        dpi=arguments.dpi,
+        max_pixels=arguments.max_pixels,
+        run=workers.run,
     )
     question = Question("asked", document.id, arguments.question, "", "")
     trajectory = _roll_out(arguments, question, document, policy.generate, render)

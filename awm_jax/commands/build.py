@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from awm_jax.datasets import longdocurl, mmlongbench, steps, tiny_world
-from awm_jax.documents import index, pdf
+from awm_jax.documents import index, pdf, workers
 from awm_jax.judging import reader, training_scorer
 from awm_jax.models import hf
 from awm_jax.models.processor import Processor, load_processor
@@ -93,7 +93,7 @@ def open_library(
     if data.dataset == "longdocurl":
         documents, failures = _open_longdocurl(root, names)
     else:
-        documents, failures = pdf.open_documents(root / "documents", names)
+        documents, failures = pdf.open_documents(root / "documents", names, run=workers.run)
     if not documents:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(failures.items())[:5])
         raise ValueError(
@@ -112,7 +112,9 @@ def open_library(
         yield Library(
             questions=tuple(questions),
             search=index.make_search(client, list(documents.values())),
-            render=pdf.make_render(documents, dpi=data.dpi, max_pixels=data.max_pixels),
+            render=pdf.make_render(
+                documents, dpi=data.dpi, max_pixels=data.max_pixels, run=workers.run
+            ),
             page_count=lambda name: documents[name].page_count,
             provenance=(*notes, f"index: {report}"),
         )
@@ -128,12 +130,12 @@ def _open_longdocurl(
     names = dict.fromkeys(names)
     files = {name: root / "documents" / f"{name}.pdf" for name in names}
     documents, failures = pdf.open_documents(
-        root / "pages", (name for name in names if not files[name].is_file())
+        root / "pages", (name for name in names if not files[name].is_file()), run=workers.run
     )
     for name, path in files.items():
         if path.is_file():
             try:
-                documents[name] = pdf.open_document(path, id=name)
+                documents[name] = pdf.open_document(path, id=name, run=workers.run)
             except pdf.DocumentError as error:
                 failures[name] = str(error)
     return documents, failures

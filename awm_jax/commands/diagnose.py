@@ -420,11 +420,13 @@ def _write_page(out, arguments, runs: Sequence[_Run], rows, caption, changes) ->
     render = None
     if arguments.documents:
         # Imported where it is used: most runs have no documents beside them.
-        from awm_jax.documents import pdf
+        from awm_jax.documents import pdf, workers
 
         names = {entry.trajectory.question.document for run in runs for entry in run.entries}
-        documents, _ = pdf.open_documents(arguments.documents, sorted(names - {""}))
-        render = pdf.make_render(documents, dpi=96, max_pixels=1_000_000)
+        documents, _ = pdf.open_documents(
+            arguments.documents, sorted(names - {""}), run=workers.run
+        )
+        render = pdf.make_render(documents, dpi=96, max_pixels=1_000_000, run=workers.run)
     return report.write_report(
         out / "report.html",
         runs[-1].judged,

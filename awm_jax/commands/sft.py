@@ -15,7 +15,7 @@ import rich.text
 
 from awm_jax.agent import records, rollout
 from awm_jax.commands import build, checks, display, provenance
-from awm_jax.documents import pdf
+from awm_jax.documents import pdf, workers
 from awm_jax.training import batch, checkpoint, grpo, hosts, lines, sft, sharding, state
 from awm_jax.types import ANSWERED, Render, Trajectory
 
@@ -152,6 +152,7 @@ def _job(config, trajectories: Sequence[Trajectory]) -> tuple[_Job, Mapping[str,
     documents, failures = pdf.open_documents(
         pathlib.Path(config.data.root) / "documents",
         (trajectory.question.document for trajectory in trajectories),
+        run=workers.run,
     )
     if failures:
         raise ValueError("documents cannot be opened:\n  " + "\n  ".join(failures.values()))
@@ -172,7 +173,9 @@ def _job(config, trajectories: Sequence[Trajectory]) -> tuple[_Job, Mapping[str,
             remat=config.remat,
             attention=config.attention,
         ),
-        pdf.make_render(documents, dpi=config.data.dpi, max_pixels=config.data.max_pixels),
+        pdf.make_render(
+            documents, dpi=config.data.dpi, max_pixels=config.data.max_pixels, run=workers.run
+        ),
         rollout.RolloutSettings(**config.rollout),
         trajectories[:cut],
         trajectories[cut:],

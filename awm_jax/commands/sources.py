@@ -12,7 +12,7 @@ import ml_collections
 from awm_jax import servers
 from awm_jax.commands import build
 from awm_jax.datasets import doc750k, longdocurl, mmlongbench, steps, tiny_teacher, tiny_world
-from awm_jax.documents import index, pdf
+from awm_jax.documents import index, pdf, workers
 from awm_jax.judging import reader, rule_reader, training_scorer
 from awm_jax.policy_served import make_served_generate
 from awm_jax.types import Generate, Question, Trajectory, Verdict
@@ -61,7 +61,7 @@ def open_library(
       index_at: a folder for embedded Qdrant, or the URL of a server.
     """
     documents, failures = pdf.open_documents(
-        documents_in, (question.document for question in questions)
+        documents_in, (question.document for question in questions), run=workers.run
     )
     opened = list(documents.values())
     with contextlib.closing(index.open_client(index_at)) as client:
@@ -69,7 +69,9 @@ def open_library(
         yield build.Library(
             questions=tuple(questions),
             search=index.make_search(client, opened),
-            render=pdf.make_render(documents, dpi=data.dpi, max_pixels=data.max_pixels),
+            render=pdf.make_render(
+                documents, dpi=data.dpi, max_pixels=data.max_pixels, run=workers.run
+            ),
             page_count=lambda name: documents[name].page_count,
             provenance=(f"index: {report}", *failures.values()),
         )

@@ -12,7 +12,8 @@ import math
 import pathlib
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -38,6 +39,20 @@ _mupdf_lock = threading.Lock()
 
 class DocumentError(ValueError):
     """A file that cannot serve as a document; the message says which and why."""
+
+
+class PageError(Exception):
+    """This page cannot be rendered, though its document is there."""
+
+
+# Calls `read_pdf` or `draw_page` with its arguments: in this process (`run_here`), or in another
+# one, where a page that never ends is a `PageError` (`documents.workers`).
+Run = Callable[..., Any]
+
+
+def run_here(function: Callable[..., Any], *arguments) -> Any:
+    """A `Run`: in this process and without a time limit."""
+    return function(*arguments)
 
 
 @contextlib.contextmanager
@@ -96,46 +111,96 @@ def _open_pdf(path: pathlib.Path) -> pymupdf.Document:
     return pdf
 
 
-def open_document(path: str | pathlib.Path, *, id: str | None = None) -> Document:
+def read_pdf(path: str, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+    """What `open_document` reads of a PDF, as JSON has it.
+
+    Args:
+      path: the file's.
+      start, stop: the 0-based pages whose text is read, as in a slice.
+
+    Returns:
+      "pages": how many there are. "texts": of the slice. "unreadable": number and reason of
+      those whose text cannot be read. "warnings": about the file.
+
+    Raises:
+      DocumentError: missing, empty, not a PDF, needs a password, or has no pages.
+    """
+    with _mupdf(), _open_pdf(pathlib.Path(path)) as pdf:
+        warnings = []
+        if pdf.is_repaired:
+            warnings.append("the file is damaged and was repaired; pages may be missing")
+        texts, unreadable = [], []
+        for index in range(pdf.page_count)[start:stop]:
+            try:
+                texts.append(pdf[index].get_text())
+            except Exception as error:
+                texts.append("")
+                unreadable.append((index + 1, str(error)))
+        warnings += filter(None, pymupdf.TOOLS.mupdf_warnings().splitlines())
+        return {
+            "pages": pdf.page_count,
+            "texts": texts,
+            "unreadable": unreadable,
+            "warnings": warnings,
+        }
+
+
+def _read_page_by_page(path: str, run: Run) -> dict[str, Any]:
+    """As `read_pdf`; a page that cannot be survived loses its text, the others keep theirs."""
+    try:
+        read = run(read_pdf, path, 0, 0)
+    except PageError as error:
+        raise DocumentError(f"{path}: cannot be opened: {error}") from error
+    for index in range(read["pages"]):
+        try:
+            page = run(read_pdf, path, index, index + 1)
+        except PageError as error:
+            page = {"texts": [""], "unreadable": [(index + 1, str(error))], "warnings": []}
+        for name in ("texts", "unreadable", "warnings"):
+            read[name] += page[name]
+    return read
+
+
+def open_document(
+    path: str | pathlib.Path, *, id: str | None = None, run: Run = run_here
+) -> Document:
     """The PDF at `path`, checked, with the text layer of its pages.
 
     Args:
       path: a PDF file. One with an owner password only is read like any other.
       id: the document's id; the file's name where not given.
+      run: who reads it; `documents.workers` has one that survives any file.
 
     Raises:
       DocumentError: missing, empty, not a PDF, needs a password, or has no pages.
     """
     path = pathlib.Path(path)
-    found = []
-    with _mupdf(), _open_pdf(path) as pdf:
-        if pdf.is_repaired:
-            found.append("the file is damaged and was repaired; pages may be missing")
-        texts, unreadable = [], {}
-        for index in range(pdf.page_count):
-            try:
-                texts.append(pdf[index].get_text())
-            except Exception as error:
-                texts.append("")
-                unreadable[index + 1] = error
-        if unreadable:
-            numbers, error = ", ".join(map(str, unreadable)), next(iter(unreadable.values()))
-            found.append(f"the text of pages {numbers} cannot be read ({error})")
-        found += filter(None, dict.fromkeys(pymupdf.TOOLS.mupdf_warnings().splitlines()))
+    try:
+        read = run(read_pdf, str(path))
+    except PageError:
+        read = _read_page_by_page(str(path), run)
+    found = read["warnings"]
+    if unreadable := read["unreadable"]:
+        numbers = ", ".join(str(number) for number, _ in unreadable)
+        found.append(f"the text of pages {numbers} cannot be read ({unreadable[0][1]})")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Document(
         id=path.name if id is None else id,
         path=str(path),
-        page_texts=tuple(texts),
+        page_texts=tuple(read["texts"]),
         digest=digest,
-        warnings=tuple(found),
+        warnings=tuple(dict.fromkeys(found)),
     )
 
 
 def page_image_path(document: Document, number: int) -> pathlib.Path:
     """Where the image of 1-based page `number` lies: LongDocURL counts names from 0."""
-    return pathlib.Path(f"{document.path}_{_page_index(document, number)}.png")
+    return _image_path(document.path, _page_index(document, number))
+
+
+def _image_path(path: str, index: int) -> pathlib.Path:
+    return pathlib.Path(f"{path}_{index}.png")
 
 
 def open_page_images(
@@ -180,9 +245,14 @@ def _glob_literal(text: str) -> str:
 
 
 def open_documents(
-    folder: str | pathlib.Path, names: Iterable[str]
+    folder: str | pathlib.Path, names: Iterable[str], *, run: Run = run_here
 ) -> tuple[dict[str, Document], dict[str, str]]:
     """Opens each named document of `folder`, a PDF or a set of page images.
+
+    Args:
+      folder: where they lie.
+      names: of the documents, which become their ids.
+      run: as for `open_document`.
 
     Returns:
       The documents by id, and why the others could not be opened, by id.
@@ -192,7 +262,7 @@ def open_documents(
     for name in dict.fromkeys(names):
         try:
             if (folder / name).suffix.lower() == ".pdf":
-                documents[name] = open_document(folder / name)
+                documents[name] = open_document(folder / name, run=run)
             else:
                 documents[name] = open_page_images(folder, name)
         except DocumentError as error:
@@ -233,11 +303,7 @@ def _render_pdf(path: str, index: int, dpi: float, max_pixels: int) -> np.ndarra
             rows = np.frombuffer(pixmap.samples, np.uint8).reshape(pixmap.height, pixmap.stride)
             return rows[:, : pixmap.width * 3].reshape(pixmap.height, pixmap.width, 3)
         except Exception as error:
-            raise _PageError(str(error)) from error
-
-
-class _PageError(Exception):
-    """This page cannot be rendered, though its document is there."""
+            raise PageError(str(error)) from error
 
 
 def _read_image(path: pathlib.Path, max_pixels: int) -> np.ndarray:
@@ -252,7 +318,27 @@ def _read_image(path: pathlib.Path, max_pixels: int) -> np.ndarray:
             image = image.resize(size, Image.Resampling.LANCZOS)
         return np.array(image)
     except Exception as error:
-        raise _PageError(str(error)) from error
+        raise PageError(str(error)) from error
+
+
+def draw_page(path: str, index: int, dpi: float, max_pixels: int) -> np.ndarray:
+    """Pixels of one page, drawn in this process.
+
+    Args:
+      path: a document's.
+      index: of the page in the file, 0-based.
+      dpi, max_pixels: as for `render_page`.
+
+    Raises:
+      PageError: this page cannot be drawn.
+      DocumentError: the document's file is gone or no longer what it was.
+    """
+    if path.lower().endswith(".pdf") or pathlib.Path(path).is_file():
+        return _render_pdf(path, index, dpi, max_pixels)
+    image = _image_path(path, index)
+    if not image.parent.is_dir():
+        raise DocumentError(f"{image.parent}: the folder of page images is gone")
+    return _read_image(image, max_pixels)
 
 
 def _placeholder(max_pixels: int) -> np.ndarray:
@@ -282,7 +368,12 @@ def _pad_to_aspect(image: np.ndarray) -> np.ndarray:
 
 
 def render_page(
-    document: Document, number: int, *, dpi: float = 144, max_pixels: int = 1024 * 1024
+    document: Document,
+    number: int,
+    *,
+    dpi: float = 144,
+    max_pixels: int = 1024 * 1024,
+    run: Run = run_here,
 ) -> Page:
     """Page `number` of `document` as the policy sees it.
 
@@ -295,6 +386,7 @@ def render_page(
       dpi: resolution, in pixels per inch; page images keep their own.
       max_pixels: the image is made smaller until it has at most so many. A page more than
         `MAX_ASPECT_RATIO` times as long as wide is then padded with white.
+      run: who draws it; `documents.workers` has one that survives any page.
 
     Returns:
       The page, its image read-only. Where the page cannot be rendered, a notice in its place
@@ -309,14 +401,8 @@ def render_page(
     index = _page_index(document, number)
     prefix = ""
     try:
-        if document.path.lower().endswith(".pdf") or pathlib.Path(document.path).is_file():
-            image = _render_pdf(document.path, index, dpi, max_pixels)
-        else:
-            path = page_image_path(document, number)
-            if not path.parent.is_dir():
-                raise DocumentError(f"{path.parent}: the folder of page images is gone")
-            image = _read_image(path, max_pixels)
-    except _PageError as error:
+        image = run(draw_page, document.path, index, dpi, max_pixels)
+    except PageError as error:
         _log.warning("%s: page %d could not be rendered: %s", document.id, number, error)
         image, prefix = _placeholder(max_pixels), _PLACEHOLDER_DIGEST
     image = np.ascontiguousarray(_pad_to_aspect(image))
@@ -331,21 +417,26 @@ def make_render(
     dpi: float = 144,
     max_pixels: int = 1024 * 1024,
     cache_bytes: int = 256 * 2**20,
+    run: Run = run_here,
 ) -> Render:
     """A `Render` over `documents` that keeps the pages shown last; for any number of threads.
 
-    Pages are rendered one at a time, pages at hand are given out meanwhile.
+    Pages at hand are given out while others are rendered. How many are rendered at once is up
+    to `run`; the same page is never rendered twice at once.
 
     Args:
       documents: by id.
       dpi: as for `render_page`.
       max_pixels: as for `render_page`.
       cache_bytes: how much the kept images may take together. 0 keeps none.
+      run: as for `render_page`.
     """
     documents = dict(documents)
     pages: collections.OrderedDict[tuple[str, int], Page] = collections.OrderedDict()
     kept_bytes = 0
-    pages_lock, render_lock = threading.Lock(), threading.Lock()
+    pages_lock = threading.Lock()
+    page_locks: collections.defaultdict[tuple[str, int], threading.Lock]
+    page_locks = collections.defaultdict(threading.Lock)
 
     def kept(key: tuple[str, int]) -> Page | None:
         with pages_lock:
@@ -367,10 +458,14 @@ def make_render(
         key = (document, number)
         if (page := kept(key)) is not None:
             return page
-        with render_lock:
+        with pages_lock:
+            page_lock = page_locks[key]
+        with page_lock:
             # Another thread may have rendered it while this one waited.
             if (page := kept(key)) is None:
-                page = render_page(documents[document], number, dpi=dpi, max_pixels=max_pixels)
+                page = render_page(
+                    documents[document], number, dpi=dpi, max_pixels=max_pixels, run=run
+                )
                 keep(key, page)
         return page
 
