@@ -57,6 +57,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.data.dpi = 144.0
     # The tiny policy's context is short: pages of at most 96 x 128 pixels, 12 tokens.
     c.data.max_pixels = 96 * 128
+    # A folder that keeps rendered pages for other runs; none where it is empty.
+    c.data.page_cache = ""
     c.data.samples = 1
 
     c.policy = base.policy

@@ -19,12 +19,15 @@ def get_config() -> ml_collections.ConfigDict:
     c.train_data.root = "runs/qwen3vl_4b_recipe/groups"
     c.train_data.dpi = 144.0  # MMLongBench-Doc's own
     c.train_data.max_pixels = 768 * 594  # long edge 768 at A4 [precursor]
+    # A folder that keeps rendered pages for other runs; none where it is empty.
+    c.train_data.page_cache = ""
 
     c.eval_data = ml_collections.ConfigDict()
     c.eval_data.dataset = "mmlongbench"
     c.eval_data.root = "data/mmlongbench"
     c.eval_data.dpi = 144.0
     c.eval_data.max_pixels = 768 * 594
+    c.eval_data.page_cache = ""
     c.eval_data.samples = 1
 
     c.policy = ml_collections.ConfigDict()

@@ -47,6 +47,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.data.files = "**/generated_multi_qa_rendered*en*.jsonl"  # [chosen]
     c.data.dpi = 144.0  # page images keep their own
     c.data.max_pixels = 768 * 594  # long edge 768 at A4 [precursor]
+    # A folder that keeps rendered pages for other runs; none where it is empty.
+    c.data.page_cache = ""
     # None: a folder of the run directory; a URL is a Qdrant server.
     c.index_at = config_dict.placeholder(str)
 

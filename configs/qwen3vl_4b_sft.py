@@ -24,6 +24,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.data.root = "runs/qwen3vl_4b_recipe/questions"
     c.data.dpi = 144.0  # page images keep their own
     c.data.max_pixels = 768 * 594  # long edge 768 at A4 [precursor]
+    # A folder that keeps rendered pages for other runs; none where it is empty.
+    c.data.page_cache = ""
 
     c.policy = ml_collections.ConfigDict()
     c.policy.checkpoint = "Qwen/Qwen3-VL-4B-Instruct"  # [paper]

@@ -22,6 +22,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.train_data.documents = 96
     c.train_data.dpi = 72.0
     c.train_data.max_pixels = 96 * 128
+    # A folder that keeps rendered pages for other runs; none where it is empty.
+    c.train_data.page_cache = ""
 
     c.eval_data = ml_collections.ConfigDict()
     c.eval_data.dataset = "tiny_world"
@@ -32,6 +34,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.eval_data.documents = 96
     c.eval_data.dpi = 72.0
     c.eval_data.max_pixels = 96 * 128
+    c.eval_data.page_cache = ""
     c.eval_data.samples = 1
 
     c.policy = ml_collections.ConfigDict()

@@ -27,6 +27,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.data.root = base.train_data.root
     c.data.dpi = base.train_data.dpi
     c.data.max_pixels = base.train_data.max_pixels
+    c.data.page_cache = base.train_data.page_cache
 
     c.policy = base.policy
     # As in the rollouts of the policy: what it is taught is what it will see.

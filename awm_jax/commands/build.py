@@ -50,8 +50,19 @@ class Library:
 
 def page_settings(data: ml_collections.ConfigDict) -> dict[str, Any]:
     """What decides which pages a rollout is shown; where the files lie does not."""
-    free = ("root", "samples", "documents")
+    free = ("root", "samples", "documents", "page_cache")
     return {name: value for name, value in data.to_dict().items() if name not in free}
+
+
+def make_render(data: ml_collections.ConfigDict, documents: Mapping[str, Document]) -> Render:
+    """Pages at the data's `dpi` and `max_pixels`, kept in its folder `page_cache` if it has one."""
+    return pdf.make_render(
+        documents,
+        dpi=data.dpi,
+        max_pixels=data.max_pixels,
+        cache_folder=data.page_cache or None,
+        run=workers.run,
+    )
 
 
 @contextlib.contextmanager
@@ -61,9 +72,9 @@ def open_library(
     """Opens the data set's documents and indexes those that are not in the index yet.
 
     Args:
-      data: `dataset`, `root`, `dpi`, `max_pixels` and, for the tiny world, what to make. The
-        data set "recipe" is a folder with questions.jsonl and documents/, such as a step of
-        the recipe leaves.
+      data: `dataset`, `root`, `dpi`, `max_pixels`, `page_cache` and, for the tiny world, what to
+        make. The data set "recipe" is a folder with questions.jsonl and documents/, such as a
+        step of the recipe leaves.
       index_at: a folder for embedded Qdrant, or the URL of a server.
 
     Raises:
@@ -112,9 +123,7 @@ def open_library(
         yield Library(
             questions=tuple(questions),
             search=index.make_search(client, list(documents.values())),
-            render=pdf.make_render(
-                documents, dpi=data.dpi, max_pixels=data.max_pixels, run=workers.run
-            ),
+            render=make_render(data, documents),
             page_count=lambda name: documents[name].page_count,
             provenance=(*notes, f"index: {report}"),
         )

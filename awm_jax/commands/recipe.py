@@ -76,7 +76,7 @@ def _questions(config, run_dir) -> tuple[dict[str, Any], bool]:
     return steps.do_step(
         run_dir / "questions",
         settings={
-            "data": config.data.to_dict(),
+            "data": sources.data_settings(config.data),
             "questions": config.questions.to_dict(),
             "evaluation_sets": config.evaluation_sets.to_dict(),
         },
@@ -225,7 +225,7 @@ def _rollouts(
             name: sources.described(section),
             "rollout": config.rollout.to_dict(),
             "reader": sources.described(config.reader),
-            "data": config.data.to_dict(),
+            "data": sources.data_settings(config.data),
             "seed": config.seed,
         },
         inputs={"questions": asked},

@@ -173,9 +173,7 @@ def _job(config, trajectories: Sequence[Trajectory]) -> tuple[_Job, Mapping[str,
             remat=config.remat,
             attention=config.attention,
         ),
-        pdf.make_render(
-            documents, dpi=config.data.dpi, max_pixels=config.data.max_pixels, run=workers.run
-        ),
+        build.make_render(config.data, documents),
         rollout.RolloutSettings(**config.rollout),
         trajectories[:cut],
         trajectories[cut:],

@@ -55,7 +55,7 @@ def open_library(
     """The tools' side of the questions' documents; those that cannot be opened are tool errors.
 
     Args:
-      data: `dpi` and `max_pixels`.
+      data: `dpi`, `max_pixels` and `page_cache`.
       questions: whose documents are opened and indexed.
       documents_in: the folder that holds them.
       index_at: a folder for embedded Qdrant, or the URL of a server.
@@ -69,9 +69,7 @@ def open_library(
         yield build.Library(
             questions=tuple(questions),
             search=index.make_search(client, opened),
-            render=pdf.make_render(
-                documents, dpi=data.dpi, max_pixels=data.max_pixels, run=workers.run
-            ),
+            render=build.make_render(data, documents),
             page_count=lambda name: documents[name].page_count,
             provenance=(f"index: {report}", *failures.values()),
         )
@@ -120,6 +118,11 @@ def make_judge(section: ml_collections.ConfigDict) -> Judge:
             )
         case other:
             raise ValueError(f"reader kind {other!r}: expected checkpoint, server or rules")
+
+
+def data_settings(data: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The section as a manifest holds it: all but where rendered pages are kept."""
+    return {name: value for name, value in data.to_dict().items() if name != "page_cache"}
 
 
 def described(section: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -6,9 +6,11 @@ LongDocURL's image names; `_page_index` is the one place that converts.
 
 import collections
 import contextlib
+import functools
 import hashlib
 import logging
 import math
+import os
 import pathlib
 import threading
 import warnings
@@ -16,8 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+import PIL
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from awm_jax.documents import page_cache, page_images
 from awm_jax.types import Document, Page, Render
 
 with warnings.catch_warnings():
@@ -164,10 +168,12 @@ def _read_page_by_page(path: str, run: Run) -> dict[str, Any]:
 def open_document(
     path: str | pathlib.Path, *, id: str | None = None, run: Run = run_here
 ) -> Document:
-    """The PDF at `path`, checked, with the text layer of its pages.
+    """The PDF at `path`, checked, with the text layer of its pages, or a folder of page images.
 
     Args:
-      path: a PDF file. One with an owner password only is read like any other.
+      path: a PDF file; one with an owner password only is read like any other. Or a folder that
+        holds an image a page and nothing else, numbered in their names, from 0 or 1
+        (`page_images.numbered`); such a document has no text.
       id: the document's id; the file's name where not given.
       run: who reads it; `documents.workers` has one that survives any file.
 
@@ -175,6 +181,11 @@ def open_document(
       DocumentError: missing, empty, not a PDF, needs a password, or has no pages.
     """
     path = pathlib.Path(path)
+    if path.is_dir():
+        found = _numbered(path)
+        # The separator at the end is what tells a folder from the start of image names.
+        at = os.path.join(path, "")
+        return _of_images(found, id=id or path.name, path=at, page_count=max(found))
     try:
         read = run(read_pdf, str(path))
     except PageError:
@@ -223,18 +234,32 @@ def open_page_images(
     for path in sorted(folder.glob(f"{_glob_literal(name)}_*.png")):
         index = path.stem[len(name) + 1 :]
         if index.isascii() and index.isdigit():
-            found[int(index)] = path
+            found[int(index) + 1] = path
     if not found:
         raise DocumentError(f"{folder}: expected page images {name}_0.png and so on, found none")
-    count = max(found) + 1 if page_count is None else page_count
-    missing = [index + 1 for index in range(count) if index not in found]
+    count = max(found) if page_count is None else page_count
+    return _of_images(found, id=name, path=str(folder / name), page_count=count)
+
+
+def _numbered(folder: pathlib.Path) -> Mapping[int, pathlib.Path]:
+    try:
+        return page_images.numbered(folder)
+    except (OSError, ValueError) as error:
+        raise DocumentError(str(error)) from error
+
+
+def _of_images(
+    images: Mapping[int, pathlib.Path], *, id: str, path: str, page_count: int
+) -> Document:
+    """The document of images by 1-based page number."""
+    missing = [number for number in range(1, page_count + 1) if number not in images]
     digest = hashlib.sha256()
-    for index in sorted(found):
-        digest.update(index.to_bytes(8) + hashlib.sha256(found[index].read_bytes()).digest())
+    for number in sorted(images):
+        digest.update(number.to_bytes(8) + hashlib.sha256(images[number].read_bytes()).digest())
     return Document(
-        id=name,
-        path=str(folder / name),
-        page_texts=("",) * count,
+        id=id,
+        path=path,
+        page_texts=("",) * page_count,
         digest=digest.hexdigest(),
         warnings=(f"no image for pages {missing}",) if missing else (),
     )
@@ -247,7 +272,7 @@ def _glob_literal(text: str) -> str:
 def open_documents(
     folder: str | pathlib.Path, names: Iterable[str], *, run: Run = run_here
 ) -> tuple[dict[str, Document], dict[str, str]]:
-    """Opens each named document of `folder`, a PDF or a set of page images.
+    """Opens each named document of `folder`: a PDF, a folder or a set of page images.
 
     Args:
       folder: where they lie.
@@ -261,7 +286,7 @@ def open_documents(
     documents, failures = {}, {}
     for name in dict.fromkeys(names):
         try:
-            if (folder / name).suffix.lower() == ".pdf":
+            if (folder / name).suffix.lower() == ".pdf" or (folder / name).is_dir():
                 documents[name] = open_document(folder / name, run=run)
             else:
                 documents[name] = open_page_images(folder, name)
@@ -309,9 +334,9 @@ def _render_pdf(path: str, index: int, dpi: float, max_pixels: int) -> np.ndarra
 def _read_image(path: pathlib.Path, max_pixels: int) -> np.ndarray:
     try:
         with Image.open(path) as file:
-            _, *size = _fit(*file.size, 1.0, max_pixels)
             # Transparent parts are paper, not the black that `convert("RGB")` leaves.
-            image = file.convert("RGBA")
+            image = ImageOps.exif_transpose(file).convert("RGBA")
+        _, *size = _fit(*image.size, 1.0, max_pixels)
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         image = image.convert("RGB")
         if tuple(size) != image.size:
@@ -333,6 +358,11 @@ def draw_page(path: str, index: int, dpi: float, max_pixels: int) -> np.ndarray:
       PageError: this page cannot be drawn.
       DocumentError: the document's file is gone or no longer what it was.
     """
+    if path.endswith(os.sep):
+        images = _numbered(pathlib.Path(path))
+        if index + 1 not in images:
+            raise PageError("there is no image of it")
+        return _read_image(images[index + 1], max_pixels)
     if path.lower().endswith(".pdf") or pathlib.Path(path).is_file():
         return _render_pdf(path, index, dpi, max_pixels)
     image = _image_path(path, index)
@@ -407,8 +437,23 @@ def render_page(
         image, prefix = _placeholder(max_pixels), _PLACEHOLDER_DIGEST
     image = np.ascontiguousarray(_pad_to_aspect(image))
     image.flags.writeable = False
-    digest = hashlib.sha256(repr(image.shape).encode() + image.data).hexdigest()
-    return Page(document.id, number, image, prefix + digest)
+    return Page(document.id, number, image, prefix + page_cache.page_digest(image))
+
+
+def _keeping_on_disk(
+    folder: pathlib.Path, document: Document, number: int, *, dpi: float, max_pixels: int, run: Run
+) -> Page:
+    """`render_page` that looks into `folder` first and keeps there what it had to draw."""
+    # Whatever may change a pixel.
+    settings = (dpi, max_pixels, MAX_ASPECT_RATIO, pymupdf.VersionBind, PIL.__version__)
+    settings_digest = hashlib.sha256(repr(settings).encode()).hexdigest()
+    path = folder / document.digest / f"{number}-{settings_digest[:16]}.png"
+    if (kept := page_cache.read(path)) is not None:
+        return Page(document.id, number, *kept)
+    page = render_page(document, number, dpi=dpi, max_pixels=max_pixels, run=run)
+    if not is_placeholder(page):
+        page_cache.write(path, page.image, page.digest)
+    return page
 
 
 def make_render(
@@ -417,6 +462,7 @@ def make_render(
     dpi: float = 144,
     max_pixels: int = 1024 * 1024,
     cache_bytes: int = 256 * 2**20,
+    cache_folder: str | pathlib.Path | None = None,
     run: Run = run_here,
 ) -> Render:
     """A `Render` over `documents` that keeps the pages shown last; for any number of threads.
@@ -429,9 +475,14 @@ def make_render(
       dpi: as for `render_page`.
       max_pixels: as for `render_page`.
       cache_bytes: how much the kept images may take together. 0 keeps none.
+      cache_folder: where pages are kept for later runs and other processes; it grows without
+        limit, and may be deleted. None keeps none.
       run: as for `render_page`.
     """
     documents = dict(documents)
+    draw = render_page
+    if cache_folder:
+        draw = functools.partial(_keeping_on_disk, pathlib.Path(cache_folder))
     pages: collections.OrderedDict[tuple[str, int], Page] = collections.OrderedDict()
     kept_bytes = 0
     pages_lock = threading.Lock()
@@ -463,9 +514,7 @@ def make_render(
         with page_lock:
             # Another thread may have rendered it while this one waited.
             if (page := kept(key)) is None:
-                page = render_page(
-                    documents[document], number, dpi=dpi, max_pixels=max_pixels, run=run
-                )
+                page = draw(documents[document], number, dpi=dpi, max_pixels=max_pixels, run=run)
                 keep(key, page)
         return page
 

@@ -163,6 +163,41 @@ class RenderPageTest(PdfTestCase):
         np.testing.assert_array_equal(image[25, 175], [255, 0, 0])
         np.testing.assert_array_equal(image[25, 25], WHITE)
 
+    @parameterized.parameters((0, 20, 30), (90, 170, 20), (180, 80, 170), (270, 30, 80))
+    def test_each_rotation_turns_the_crop_clockwise(self, angle, column, row):
+        with pymupdf.open() as document:
+            page = document.new_page(width=300, height=400)
+            # Its middle is at (20, 30) of the crop, which is 100 wide and 200 high.
+            page.draw_rect((65, 75, 75, 85), color=(1, 0, 0), fill=(1, 0, 0))
+            page.set_cropbox(pymupdf.Rect(50, 50, 150, 250))
+            page.set_rotation(angle)
+            path = self.path("a.pdf", document.tobytes())
+        image = pdf.render_page(pdf.open_document(path), 1, dpi=72).image
+        self.assertEqual(image.shape, (100, 200, 3) if angle % 180 else (200, 100, 3))
+        red = np.argwhere((image == [255, 0, 0]).all(-1))
+        np.testing.assert_allclose(red.mean(0), [row, column], atol=1)
+
+    def test_annotations_and_fields_are_shown_unless_hidden(self):
+        with pymupdf.open() as document:
+            page = document.new_page(width=100, height=100)
+            for column, flags in (
+                (10, pymupdf.PDF_ANNOT_IS_PRINT),
+                (60, pymupdf.PDF_ANNOT_IS_HIDDEN),
+            ):
+                square = page.add_rect_annot((column, 10, column + 30, 40))
+                square.set_colors(stroke=(0, 0, 1), fill=(0, 0, 1))
+                square.update()
+                square.set_flags(flags)
+            field = pymupdf.Widget()
+            field.field_type, field.field_name = pymupdf.PDF_WIDGET_TYPE_TEXT, "name"
+            field.rect, field.field_value = pymupdf.Rect(10, 60, 90, 90), "WWWWWW"
+            page.add_widget(field)
+            path = self.path("a.pdf", document.tobytes())
+        image = pdf.render_page(pdf.open_document(path), 1, dpi=72).image
+        np.testing.assert_array_equal(image[25, 25], [0, 0, 255])
+        np.testing.assert_array_equal(image[25, 75], WHITE)
+        self.assertLess(image[60:90, 10:90].min(), 100, "the field's value is not to be seen")
+
     def test_a_page_that_cannot_render_is_replaced_and_said(self):
         broken = hand_written(b"3 0 R", 2, PAGE)
         document = pdf.open_document(self.path("a.pdf", broken))
@@ -218,6 +253,80 @@ class PageImagesTest(PdfTestCase):
     def test_no_image_at_all_is_refused(self):
         with self.assertRaisesRegex(pdf.DocumentError, "expected page images 77_0.png"):
             pdf.open_page_images(self.images(), "77")
+
+    def test_a_photo_is_shown_upright(self):
+        folder = self.folder()
+        exif = Image.Exif()
+        exif[0x0112] = 6  # To be turned clockwise by a quarter.
+        Image.new("RGB", (30, 20)).save(folder / "77_0.png", exif=exif)
+        page = pdf.render_page(pdf.open_page_images(folder, "77"), 1)
+        self.assertEqual(page.image.shape, (30, 20, 3))
+
+
+class ImageFolderTest(PdfTestCase):
+    def images(self, *names: str) -> pathlib.Path:
+        folder = self.folder() / "report"
+        folder.mkdir()
+        for index, name in enumerate(names):
+            Image.new("RGB", (30, 20), (index, 0, 0)).save(folder / name)
+        return folder
+
+    @parameterized.parameters(
+        (("p10.png", "p2.png", "p1.png"), {1: 2, 2: 1, 10: 0}),
+        (("0.jpg", "1.JPG", "2.webp"), {1: 0, 2: 1, 3: 2}),
+        (("2024 page-08-of-9.png", "2024 page-09-of-9.png"), {8: 0, 9: 1}),
+        (("cover7.png",), {1: 0}),
+        (("b.png",), {1: 0}),
+    )
+    def test_pages_are_found_by_the_number_in_which_names_differ(self, names, expected):
+        folder = self.images(*names)
+        (folder / ".DS_Store").write_bytes(b"")
+        document = pdf.open_document(folder)
+        self.assertEqual((document.id, document.page_count), ("report", max(expected)))
+        missing = sorted(set(range(1, max(expected) + 1)) - set(expected))
+        said = (f"no image for pages {missing}",) if missing else ()
+        self.assertEqual(document.warnings, said)
+        for number, index in expected.items():
+            page = pdf.render_page(document, number)
+            self.assertEqual(page.image.shape, (20, 30, 3))
+            self.assertLess(abs(int(page.image[0, 0, 0]) - index), 2)
+        for number in missing[:1]:
+            with self.assertLogs("awm_jax.documents.pdf", "WARNING") as logs:
+                self.assertTrue(pdf.is_placeholder(pdf.render_page(document, number)))
+            self.assertIn("there is no image of it", logs.output[0])
+
+    @parameterized.parameters(
+        ((), "expected page images, found none"),
+        (("p1.png", "notes1.png"), "differ in the page number alone, found notes1.png, p1.png"),
+        (("a1_1.png", "a2_2.png"), "one number that tells the pages apart"),
+        (("p1.png", "p01.png"), "one number that tells the pages apart"),
+        (("p1.png", "p1.jpg"), "one number that tells the pages apart"),
+        (("20240131.png", "20240201.png"), "page numbers up to 10000, found 20240201"),
+    )
+    def test_refuses_names_that_do_not_tell(self, names, message):
+        with self.assertRaisesRegex(pdf.DocumentError, message):
+            pdf.open_document(self.images(*names))
+
+    def test_refuses_other_files(self):
+        folder = self.images("p1.png")
+        (folder / "a.pdf").write_bytes(b"")
+        (folder / "b.png").mkdir()
+        with self.assertRaisesRegex(pdf.DocumentError, "page images alone .*, found a.pdf, b.png"):
+            pdf.open_document(folder)
+
+    def test_among_other_documents(self):
+        folder = self.images("p1.png", "p2.png")
+        documents, failures = pdf.open_documents(folder.parent, ["report"])
+        self.assertEmpty(failures)
+        self.assertEqual(documents["report"].page_count, 2)
+        digest = documents["report"].digest
+        Image.new("RGB", (30, 20), "red").save(folder / "p2.png")
+        self.assertNotEqual(pdf.open_document(folder).digest, digest)
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        with self.assertRaisesRegex(pdf.DocumentError, "No such file"):
+            pdf.render_page(documents["report"], 1)
 
 
 class MakeRenderTest(PdfTestCase):
