@@ -19,12 +19,13 @@ COMMANDS = {
     "controlled": "answer from no memory, the agent's own and a stronger model's, compare",
     "plan": "compile a run for a --topology that is not here (v5e:4x4, h100:8): does it fit?",
     "ask": "answer one question about one PDF, with notes to check (own --help)",
+    "index": "put all documents of a folder into an index that ask can use (own --help)",
     "diagnose": "can one answer from the memories in a file of trajectories? (own --help)",
     "tables": "the paper's tables from the records of evaluated runs (own --help)",
     "handover": "give a running SGLang server new weights, see that it has them (own --help)",
 }
 # Commands without a config.
-OWN_FLAGS = ("ask", "diagnose", "handover", "tables")
+OWN_FLAGS = ("ask", "index", "diagnose", "handover", "tables")
 # Commands that can say what they would do.
 DRY = ("train", "sft", "evaluate")
 _LAST_LINE = f"Settings stand in the files of configs/. {', '.join(DRY)} also take --dry_run."

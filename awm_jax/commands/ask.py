@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("document", type=pathlib.Path, help="a PDF file")
+    add("document", type=pathlib.Path, help="a PDF file, or a folder of page images")
     add("question")
     add(
         "--policy",
@@ -82,6 +82,12 @@ def parser() -> argparse.ArgumentParser:
     add("--max_pixels", type=int, default=2**20, help="of a page (default: %(default)s)")
     add("--timeout_s", type=float, default=120.0, help="of a request (default: %(default)s)")
     add("--dtype", default="bfloat16", help="of a checkpoint (default: %(default)s)")
+    add(
+        "--index",
+        default=":memory:",
+        metavar="DIR|URL",
+        help="made by the command index; by default the document is indexed for this question",
+    )
     add("--out", type=pathlib.Path, help="the page to write (default: NAME-answer.html)")
     return found
 
@@ -172,7 +178,7 @@ def _roll_out(
     settings = rollout.RolloutSettings(
         max_steps=arguments.max_steps, temperature=arguments.temperature
     )
-    client = index.open_client(":memory:")
+    client = index.open_client(arguments.index)
     try:
         index.build_index(client, [document])
         [trajectory] = rollout.run_rollouts(
