@@ -185,7 +185,8 @@ def open_document(
         found = _numbered(path)
         # The separator at the end is what tells a folder from the start of image names.
         at = os.path.join(path, "")
-        return _of_images(found, id=id or path.name, path=at, page_count=max(found))
+        name = path.resolve().name if id is None else id
+        return _of_images(found, id=name, path=at, page_count=max(found))
     try:
         read = run(read_pdf, str(path))
     except PageError:
@@ -445,7 +446,7 @@ def _keeping_on_disk(
 ) -> Page:
     """`render_page` that looks into `folder` first and keeps there what it had to draw."""
     # Whatever may change a pixel.
-    settings = (dpi, max_pixels, MAX_ASPECT_RATIO, pymupdf.VersionBind, PIL.__version__)
+    settings = (float(dpi), max_pixels, MAX_ASPECT_RATIO, pymupdf.VersionBind, PIL.__version__)
     settings_digest = hashlib.sha256(repr(settings).encode()).hexdigest()
     path = folder / document.digest / f"{number}-{settings_digest[:16]}.png"
     if (kept := page_cache.read(path)) is not None:

@@ -6,6 +6,7 @@ import pathlib
 import tempfile
 from unittest import mock
 
+import rich.console
 from absl.testing import absltest
 from PIL import Image
 
@@ -38,7 +39,9 @@ class IndexTest(absltest.TestCase):
     def index(self) -> tuple[int, str]:
         written = io.StringIO()
         with (
-            mock.patch.object(command.display.console, "file", written),
+            mock.patch.object(
+                command.display, "console", rich.console.Console(file=written, soft_wrap=True)
+            ),
             contextlib.redirect_stderr(written),
         ):
             status = command.main([str(self.documents), "--out", str(self.out)])

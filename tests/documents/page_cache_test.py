@@ -1,5 +1,6 @@
 """Pages kept on disk are those that would be drawn, or are not there."""
 
+import concurrent.futures
 import pathlib
 import tempfile
 from unittest import mock
@@ -86,6 +87,16 @@ class PageCacheTest(parameterized.TestCase):
         self.assertEndsWith(self.file().name, ".new")
         self.page()
         self.assertEqual(self.drawn.call_count, 2)
+
+    def test_whoever_reads_while_others_write_gets_a_whole_page(self):
+        first, path = self.page(), self.file()
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            written = [
+                threads.submit(page_cache.write, path, first.image, first.digest) for _ in range(40)
+            ]
+            while not all(future.done() for future in written):
+                _, digest = page_cache.read(path)
+                self.assertEqual(digest, first.digest)
 
     def test_a_folder_that_cannot_be_written_is_a_warning(self):
         self.kept.write_bytes(b"a file")
