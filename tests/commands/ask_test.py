@@ -11,9 +11,11 @@ from unittest import mock
 import pymupdf
 import rich.console
 from absl.testing import absltest
+from PIL import Image
 
 from awm_jax.commands import ask, display
 from awm_jax.datasets import tiny_world
+from awm_jax.documents import index, pdf
 from awm_jax.judging import reader
 from tests.server_double import ServerDouble
 
@@ -117,6 +119,19 @@ class AskTest(AskTestCase):
             self.assertNoCommonElements(body, ["chat_template_kwargs", "max_tokens"])
             self.assertEqual(body["max_completion_tokens"], 99)
         self.assertNotIn("sk-0123", said + page)
+
+    def test_page_images_and_an_index_that_is_kept(self):
+        scan, kept = self.folder / "scan", self.folder / "index"
+        scan.mkdir()
+        for number in (1, 2):
+            Image.new("RGB", (40, 40)).save(scan / f"{number}.png")
+        status, said, _ = self.ask("--index", str(kept), pdf=scan)
+        self.assertEqual(status, 0)
+        self.assertIn("scan, 2 pages; 2 without text", said)
+        self.assertIn("looks at page 1, 2", said)
+        document = pdf.open_document(scan)
+        with contextlib.closing(index.open_client(kept)) as client:
+            self.assertEqual(index.build_index(client, [document]).already_there, 1)
 
     def test_no_answer_is_said(self):
         self.steps = [STEPS[0]] * 3
