@@ -14,8 +14,8 @@ import ml_collections
 
 from awm_jax.agent import records
 from awm_jax.commands import display, provenance
-from awm_jax.datasets import mmlongbench
-from awm_jax.evaluation import cells, paper
+from awm_jax.datasets import longdocurl, mmlongbench
+from awm_jax.evaluation import cells, longdocurl_report, paper
 from awm_jax.evaluation.tables import Caption
 from awm_jax.judging import extraction
 from awm_jax.types import Trajectory, Verdict
@@ -33,6 +33,7 @@ beside them. FILE holds the records of `evaluate` or of `train`'s evaluations.
   --method --longdocurl  further rows of Table 4, and its column for LongDocURL
   --checkpoint           Figure 4, memory-only accuracy by training step
   --samples              MMLongBench-Doc's own report for each --full
+  --longdocurl_questions LongDocURL's own report for each --longdocurl
 
 Tables 3, 8 and 9 are made by `controlled`.
 """
@@ -57,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
         "--checkpoint", action="append", default=[], metavar="STEP=FILE", help="of one training"
     )
     found.add_argument("--samples", type=pathlib.Path, help="MMLongBench-Doc's samples.json")
+    found.add_argument(
+        "--longdocurl_questions", type=pathlib.Path, help="LongDocURL's LongDocURL_public.jsonl"
+    )
     found.add_argument("--out", type=pathlib.Path, required=True, help="folder for the tables")
     return found
 
@@ -115,6 +119,14 @@ def _run(arguments: argparse.Namespace) -> int:
             table = paper.official_report(_scored(judged), report.document_types)
             folder = arguments.out / "official_report" / label.strip("+ ")
             paths += paper.write(folder, table, _caption(arguments, {"full": {label: judged}}, []))
+    if arguments.longdocurl_questions:
+        _, report = longdocurl.load(arguments.longdocurl_questions)
+        for label, judged in given["longdocurl"].items():
+            scores = [(t.question.id, v.answer_score) for t, v in judged if not v.error]
+            table = longdocurl_report.official_report(scores, report.groups)
+            folder = arguments.out / "longdocurl_report" / label.strip("+ ")
+            caption = _caption(arguments, {"longdocurl": {label: judged}}, [])
+            paths += paper.write(folder, table, caption)
     if steps:
         paths.append(arguments.out / "figure4.png")
         paper.plot_figure4(paths[-1], [("memory-only", steps)])

@@ -37,6 +37,46 @@ _KEYS = {
     "evidence_sources": list,
     "answer_format": str,
 }
+# Of the benchmark's own report (its utils/calculate_metrics_fine_grained.py).
+_ELEMENTS = ("Text", "Layout", "Figure", "Table")
+_PAGES = ("Single-page", "Multi-page")
+_LOCATING = {
+    "topic2title": "Cross-title",
+    "summary2title": "Para-title",
+    "summary2tab": "Cross-table",
+    "extract_fig2tab": "Figure-table",
+}
+# In the order in which they are shown.
+GROUPS = (
+    *("Understanding", "Reasoning", "Locating"),
+    *_ELEMENTS,
+    *_PAGES,
+    "Cross-element",
+    *(
+        f"{task}, {pages}, {element}"
+        for task in ("Understanding", "Reasoning")
+        for pages in _PAGES
+        for element in _ELEMENTS
+    ),
+    *(f"Locating, {kind}" for kind in _LOCATING.values()),
+)
+
+
+def _groups(record: Mapping) -> tuple[str, ...]:
+    """The `GROUPS` that the record counts in.
+
+    As in the official script, pages and sources are counted as they stand in the file: a source
+    that is named twice counts twice, and as cross-element. Where no page is named, that script
+    adds the score to whichever group the record before had; here it counts in no such group.
+    """
+    task, kind = record.get("task_tag"), record.get("question_type")
+    sources, count = record["evidence_sources"], len(record["evidence_pages"])
+    pages = _PAGES[count > 1] if count else "no page"
+    found = [task, *sources, pages, *["Cross-element"] * (len(sources) > 1)]
+    found += [f"{task}, {pages}, {source}" for source in sources]
+    if isinstance(kind, str):
+        found.append(f"{task}, {_LOCATING.get(kind)}")
+    return tuple(group for group in found if group in GROUPS)
 
 
 def _record(line: bytes) -> dict:
@@ -97,7 +137,7 @@ def load(
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
 
-    questions, problems, windows, seen = [], [], {}, set()
+    questions, problems, windows, groups, seen = [], [], {}, {}, set()
     absent: dict[str, bool] = {}
     # Split at line feeds only: questions hold other line separators as they are.
     lines = [line for line in content.split(b"\n") if line.strip()]
@@ -118,6 +158,7 @@ def load(
         pages, odd = check_evidence(record["evidence_pages"], page_count, answerable)
         sources, odd_sources = check_sources(record["evidence_sources"], answerable)
         first, last = windows[id] = tuple(record["start_end_idx"])
+        groups[id] = _groups(record)
         if any(not first <= page <= last for page in pages):
             odd.append((EVIDENCE_OUTSIDE_WINDOW, f"{list(pages)} outside {[first, last]}"))
         odd += odd_sources + [(MISSING_DOCUMENT, document)] * absent[document]
@@ -142,5 +183,6 @@ def load(
         windows=windows,
         missing_documents=tuple(document for document, gone in absent.items() if gone),
         problems=tuple(problems),
+        groups=groups,
     )
     return questions, report

@@ -60,6 +60,8 @@ class Report:
         empty where the set has none.
       missing_documents: ids of documents whose file is not there.
       problems: in file order.
+      groups: rows of the benchmark's own report that a question counts in, by question id, one
+        as often as it counts there; empty where the loader has none.
     """
 
     path: str
@@ -70,6 +72,7 @@ class Report:
     windows: Mapping[str, tuple[int, int]]
     missing_documents: tuple[str, ...]
     problems: tuple[Problem, ...]
+    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:

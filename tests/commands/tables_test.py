@@ -86,6 +86,32 @@ class TablesTest(absltest.TestCase):
         }
         self.assertEqual((groups["Overall"], groups["Document: Brochure"]), (0.5, 0.5))
 
+    def test_longdocurls_own_report(self):
+        sample = {
+            "question_id": "d/0",
+            "doc_no": "d",
+            "total_pages": 9,
+            "start_end_idx": [1, 9],
+            "question_type": "extract",
+            "question": "How wide?",
+            "answer": 4,
+            "evidence_pages": [1],
+            "evidence_sources": ["Table"],
+            "answer_format": "Integer",
+            "task_tag": "Understanding",
+        }
+        lines = [json.dumps(sample), json.dumps(sample | {"question_id": "d/1"})]
+        (self.folder / "all.jsonl").write_text("\n".join(lines))
+        path = self.write("sft.jsonl", (1.0, 0.0))
+        status, _ = self.run_command(
+            f"--longdocurl=SFT={path}", f"--longdocurl_questions={self.folder / 'all.jsonl'}"
+        )
+        self.assertEqual(status, 0)
+        rows = {row["group"]: row for row in self.rows("longdocurl_report/SFT/longdocurl_report")}
+        self.assertEqual(
+            (rows["Understanding"]["accuracy"], rows["Understanding"]["mean"]), (0.5, 1.0)
+        )
+
     def test_what_cannot_be_read_is_said(self):
         path = self.write("a.jsonl", (1.0, 0.0))
         for argument, expected in (
