@@ -42,6 +42,8 @@ class RolloutSettings:
         newest pages; "full" keeps everything in one.
       temperature: of the policy.
       max_live: conversations that are open at one time, None for all. No result depends on it.
+      tool_timeout_s: seconds that one search, or the rendering of one page, may take before the
+        rollout ends with a tool error; None for no limit.
     """
 
     max_steps: int = 15
@@ -50,6 +52,7 @@ class RolloutSettings:
     context: str = "memory"
     temperature: float = 1.0
     max_live: int | None = None
+    tool_timeout_s: float | None = 300.0
 
     def __post_init__(self):
         counts = [self.max_steps, self.top_k, self.max_words]
@@ -59,6 +62,8 @@ class RolloutSettings:
             raise ValueError(f"expected counts of 1 or more and no negative temperature: {self}")
         if self.context not in ("memory", "full"):
             raise ValueError(f"context {self.context!r}: expected 'memory' or 'full'")
+        if self.tool_timeout_s is not None and self.tool_timeout_s <= 0:
+            raise ValueError(f"tool_timeout_s {self.tool_timeout_s}: expected seconds above 0")
 
 
 DEFAULTS = RolloutSettings()
@@ -117,7 +122,9 @@ def run_rollouts(
       generate: the policy, called once a round. What it raises is passed on. A sample with a
         finish reason that is none of `Sample`'s, which is how a served policy reports a failure,
         ends that rollout with a tool error.
-      search: finds pages. What it raises ends that rollout alone, with a tool error.
+      search: finds pages. What it raises ends that rollout alone, with a tool error, and so does
+        a call that takes longer than `settings.tool_timeout_s`. It is called from threads, one
+        call at a time a rollout; where no limit is set, from the caller's.
       render: shows pages; likewise.
       settings: limits, context and temperature.
       map_tools: does the tools' work of a round, an executor's `map` where both bear threads.
@@ -273,6 +280,7 @@ def _step(
             retrieve=functools.partial(retrieve, question),
             render=render,
             max_words=settings.max_words,
+            timeout_s=settings.tool_timeout_s,
         )
     except ToolFailure as error:
         turn = Turn(conversation.context, sample, (), (), errors, before.memory)

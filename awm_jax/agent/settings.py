@@ -105,8 +105,15 @@ def _answer_at_once(tasks, generate, pages, render, settings, map_tools, on_fini
     def begin(task: Task) -> Conversation:
         question = task[0]
         try:
-            numbers = retrieve_pages(lambda _: pages(question), question.document, question.text)
-            shown = show_pages(question.document, numbers, render)
+            numbers = retrieve_pages(
+                lambda _: pages(question),
+                question.document,
+                question.text,
+                timeout_s=settings.tool_timeout_s,
+            )
+            shown = show_pages(
+                question.document, numbers, render, timeout_s=settings.tool_timeout_s
+            )
         except ToolFailure as error:
             return Conversation(task).end(TOOL_ERROR, str(error))
         user = Message("user", (*shown, f"Question: {question.text}"))

@@ -4,9 +4,12 @@ The order is strict. After a retrieval one finding has to be written before anyt
 done, and nothing of the same message is done after a retrieval: its pages have not been seen.
 """
 
+import concurrent.futures
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from awm_jax.agent.memory import append_finding
 from awm_jax.agent.prompts import AGENT_TOOLS
@@ -19,6 +22,8 @@ Retrieve = Callable[[str], Sequence[int]]
 # A longer query is the policy's fault; it must not bring down a search server and so become a
 # tool error, which is not scored.
 LONGEST_QUERY = 1000
+
+Result = TypeVar("Result")
 
 
 class ToolFailure(Exception):
@@ -63,30 +68,62 @@ class ToolResult:
         return self.call is None
 
 
-def show_pages(document: str, numbers: Sequence[int], render: Render) -> tuple[str | Page, ...]:
+def within(seconds: float | None, function: Callable[..., Result], *arguments) -> Result:
+    """`function(*arguments)`, waited for no longer than so many seconds, None for ever.
+
+    What hangs goes on in a thread of its own, since no thread can be ended from outside; it does
+    not keep the process alive.
+
+    Raises:
+      TimeoutError: it did not end in time. What `function` raises is passed on.
+    """
+    if seconds is None:
+        return function(*arguments)
+    outcome: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+    def work():
+        try:
+            outcome.set_result(function(*arguments))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    # Not by `outcome.result(seconds)`: a TimeoutError of the function itself keeps its words.
+    concurrent.futures.wait([outcome], seconds)
+    if not outcome.done():
+        raise TimeoutError(f"no result in {seconds:g} s")
+    return outcome.result()
+
+
+def show_pages(
+    document: str, numbers: Sequence[int], render: Render, *, timeout_s: float | None = None
+) -> tuple[str | Page, ...]:
     """Each page after a line with its number, in the given order.
 
     Raises:
-      ToolFailure: a page could not be rendered.
+      ToolFailure: a page could not be rendered, or not in time.
     """
     content: list[str | Page] = []
     for number in numbers:
         try:
-            page = render(document, number)
+            page = within(timeout_s, render, document, number)
         except Exception as error:
             raise _failure(f"page {number} of {document} cannot be rendered", error) from error
         content += [f"Page {number}:", page]
     return tuple(content)
 
 
-def retrieve_pages(retrieve: Retrieve, document: str, query: str) -> tuple[int, ...]:
+def retrieve_pages(
+    retrieve: Retrieve, document: str, query: str, *, timeout_s: float | None = None
+) -> tuple[int, ...]:
     """The pages that `retrieve` finds, each once.
 
     Raises:
-      ToolFailure: the search broke.
+      ToolFailure: the search broke, or took too long.
     """
     try:
-        return tuple(dict.fromkeys(int(number) for number in retrieve(query)))
+        found = within(timeout_s, retrieve, query)
+        return tuple(dict.fromkeys(int(number) for number in found))
     except Exception as error:
         raise _failure(f"search of {document} for {query!r} failed", error) from error
 
@@ -99,6 +136,7 @@ def do_calls(
     retrieve: Retrieve,
     render: Render,
     max_words: int,
+    timeout_s: float | None = None,
 ) -> list[ToolResult]:
     """Does the calls of one message in order; refuses what is wrong in words for the policy.
 
@@ -112,12 +150,13 @@ def do_calls(
       retrieve: finds pages of it.
       render: shows them.
       max_words: of a finding.
+      timeout_s: seconds that one search, or the rendering of one page, may take.
 
     Returns:
       One result a call; the last one's state is that after the message.
 
     Raises:
-      ToolFailure: search or render broke.
+      ToolFailure: search or render broke, or took too long.
     """
     results: list[ToolResult] = []
     for call in calls:
@@ -131,7 +170,7 @@ def do_calls(
         elif state.unnoted and checked.name != "update_memory":
             result = _refuse(state, f"{call.name} was not done: first note a finding.")
         elif checked.name == "search_pages":
-            result = _search(checked, state, document, retrieve, render)
+            result = _search(checked, state, document, retrieve, render, timeout_s)
         elif checked.name == "update_memory":
             result = _note(checked, state, max_words)
         else:
@@ -147,17 +186,22 @@ def _refuse(state: TaskState, why: str) -> ToolResult:
 
 
 def _search(
-    call: ToolCall, state: TaskState, document: str, retrieve: Retrieve, render: Render
+    call: ToolCall,
+    state: TaskState,
+    document: str,
+    retrieve: Retrieve,
+    render: Render,
+    timeout_s: float | None,
 ) -> ToolResult:
     query = call.arguments["query"]
     if len(query) > LONGEST_QUERY:
         return _refuse(state, f"The query has {len(query)} characters, at most {LONGEST_QUERY}.")
-    numbers = retrieve_pages(retrieve, document, query)
+    numbers = retrieve_pages(retrieve, document, query, timeout_s=timeout_s)
     if not numbers:
         # There is nothing to cite, so nothing has to be noted.
         return ToolResult(state, ("No page was found.",), call)
     shown = tuple(dict.fromkeys(state.shown_pages + numbers))
-    content = show_pages(document, numbers, render)
+    content = show_pages(document, numbers, render, timeout_s=timeout_s)
     state = dataclasses.replace(state, shown_pages=shown, unnoted=True)
     return ToolResult(state, content, call, retrieved=True)
 

@@ -1,6 +1,7 @@
 """The agent's loop, played by a scripted policy."""
 
 import concurrent.futures
+import dataclasses
 import functools
 import hashlib
 import json
@@ -273,6 +274,36 @@ class StatusTest(parameterized.TestCase):
         self.assertEqual([t.status for t in trajectories], ["answered", "tool_error", "answered"])
         self.assertEqual(policy.rounds, [(3, 1.0), (2, 1.0)])
 
+    @parameterized.parameters(
+        ("find", "search of rivers.pdf .* no result in 0.05 s"),
+        ("render", "page 7 of rivers.pdf .* no result in 0.05 s"),
+    )
+    def test_a_tool_that_hangs_ends_its_own_rollout_alone(self, hung, expected):
+        release = threading.Event()
+        self.addCleanup(release.set)
+
+        def hang_for(question, function):
+            def call(document, *arguments):
+                if document == question.document:
+                    release.wait()
+                return function(document, *arguments)
+
+            return call
+
+        tools = {"find": find, "render": render}
+        tools[hung] = hang_for(QUESTION, tools[hung])
+        other = dataclasses.replace(QUESTION, document="lakes.pdf")
+        trajectories = run_rollouts(
+            [(QUESTION, 0, (0,)), (other, 0, (1,))],
+            Scripted({(i,): [search(), note() + answer()] for i in range(2)}),
+            search=tools["find"],
+            render=tools["render"],
+            settings=RolloutSettings(tool_timeout_s=0.05),
+        )
+        self.assertEqual([t.status for t in trajectories], [types.TOOL_ERROR, types.ANSWERED])
+        self.assertRegex(trajectories[0].error, expected)
+        self.assertFalse(trajectories[0].valid)
+
     def test_what_generate_raises_is_passed_on(self):
         with self.assertRaisesRegex(KeyError, "9"):
             run_rollouts([(QUESTION, 0, (9,))], Scripted({}), search=find, render=render)
@@ -437,7 +468,7 @@ class BatchTest(parameterized.TestCase):
 
     @parameterized.parameters(
         {"max_steps": 0}, {"top_k": 0}, {"max_words": -1}, {"max_live": 0}, {"temperature": -0.1},
-        {"context": "none"},
+        {"context": "none"}, {"tool_timeout_s": 0},
     )  # fmt: skip
     def test_settings_that_make_no_sense(self, **settings):
         with self.assertRaisesRegex(ValueError, "expected"):
