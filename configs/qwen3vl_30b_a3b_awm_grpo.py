@@ -1,4 +1,4 @@
-"""AWM-GRPO on Qwen3-VL-30B-A3B: `qwen3vl_4b_awm_grpo` with a larger policy on 64 chips (v6e:8x8).
+"""AWM-GRPO on Qwen3-VL-30B-A3B: `qwen3vl_4b_awm_grpo` with a larger policy on 64 chips (v5p:4x4x4).
 
 A plan, to be compiled with `plan`: the paper leaves this size open (Limitations) and no such run
 was made. Hyper-parameters are those of 4B, not tuned for this size.

@@ -160,7 +160,7 @@ class Policy:
       params: the warm start.
       features: what the vision tower makes of pages. The tower is frozen, so it holds for all
         versions of the policy.
-      sampler: keyword arguments of `policy.make_generate`.
+      sampler: keyword arguments of `policy.make_generate`, of this process.
       mesh: where the parameters are spread.
       dtype: the type in which the model computes.
     """
@@ -235,7 +235,7 @@ def load_policy(
 
     Args:
       section: `checkpoint` and `dtype`, the type in which it computes.
-      sampler: keyword arguments of `policy.make_generate`.
+      sampler: keyword arguments of `policy.make_generate`, rows of all processes together.
       mesh: made by `sharding.make_mesh`; None for one device.
       rows: of a training micro-batch, where it is trained.
       remat, attention: see `awm_jax.models.qwen3.Model`.
@@ -260,7 +260,7 @@ def load_policy(
         model.params,
         processor,
         features,
-        sampler.to_dict(),
+        hosts.own_sampler(sampler.to_dict()),
         mesh,
         section.dtype,
     )
@@ -331,7 +331,7 @@ def load_reader(section: ml_collections.ConfigDict, mesh: Mesh | None = None) ->
     sharding.check_mesh(mesh, hf.load_config(section.checkpoint))
     model = hf.load_model(section.checkpoint, dtype=section.dtype, **sharding.model_options(mesh))
     processor = load_processor(hf.checkpoint_directory(section.checkpoint))
-    own_model = _own_model(model, mesh)
+    own_model, sampler = _own_model(model, mesh), hosts.own_sampler(section.sampler.to_dict())
 
     def judge(trajectories: Sequence[Trajectory]) -> list[Verdict]:
         generate = make_generate(
@@ -339,7 +339,7 @@ def load_reader(section: ml_collections.ConfigDict, mesh: Mesh | None = None) ->
             _for_sampling(model.params, mesh, section.dtype),
             processor,
             enable_thinking=False,
-            **section.sampler,
+            **sampler,
         )
         return training_scorer.judge(
             trajectories,

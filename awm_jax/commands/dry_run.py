@@ -40,11 +40,12 @@ def run(command: str, config: ml_collections.ConfigDict) -> None:
             )
         checks["groups"] = lambda: settings_checks.check_groups(config.groups)
         checks["steps"] = lambda: settings_checks.check_steps(config.steps)
+        checks["optimizer"] = lambda: _optimizer(config.optimizer)
+    if "attention" in config:
         # The devices may be others where it is run.
         checks["attention"] = lambda: settings_checks.check_attention(
             config.attention, None, config.policy.dtype
         )
-        checks["optimizer"] = lambda: _optimizer(config.optimizer)
     if "trajectories" in config:
         checks["trajectories"] = lambda: _trajectories(config)
     rows, wrong = [], []

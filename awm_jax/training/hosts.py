@@ -51,6 +51,8 @@ def together(*, coordinator: str, count: int, index: int, heartbeat_seconds: int
     if coordinator == "":
         yield
         return
+    # It would take SIGTERM for a notice and go on.
+    jax.config.update("jax_enable_preemption_service", False)
     if coordinator == "auto":
         jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_seconds)
     else:
@@ -116,20 +118,21 @@ def written_by_first(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
     All of them read the same and write the same, and what the others wrote is thrown away.
     """
+    if jax.process_count() == 1:
+        yield path
+        return
     with tempfile.TemporaryDirectory() as folder:
-        copy = pathlib.Path(folder) / path.name
         if not first():
             for file in path.parent.glob(f"{path.stem}.*"):
                 shutil.copy(file, folder)
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(str(path))
-        yield path if first() else copy
+        multihost_utils.sync_global_devices(str(path))
+        yield path if first() else pathlib.Path(folder) / path.name
 
 
-def share(items: Sequence[Any], index: int | None = None) -> slice:
-    """The part of `items` that is a process's own, this one's by default: neighbours, so that
-    rollouts of one question mostly meet; sizes differ by at most one."""
-    index, count = jax.process_index() if index is None else index, jax.process_count()
+def share(items: Sequence[Any]) -> slice:
+    """The part of `items` that is this process's own: neighbours, so that rollouts of one
+    question mostly meet; sizes differ by at most one."""
+    index, count = jax.process_index(), jax.process_count()
     return slice(len(items) * index // count, len(items) * (index + 1) // count)
 
 
@@ -209,6 +212,21 @@ def whole(params):
     if jax.process_count() == 1:
         return params
     return jax.tree.map(lambda leaf: multihost_utils.process_allgather(leaf, tiled=True), params)
+
+
+def own_sampler(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the rows that are sampled together and kept, this process's part, rounded up.
+
+    Args:
+      settings: keyword arguments of `policy.make_generate`, of all processes together.
+    """
+    count = jax.process_count()
+    split = {}
+    if "batch_buckets" in settings:
+        split["batch_buckets"] = sorted({-(-rows // count) for rows in settings["batch_buckets"]})
+    if settings.get("cache_rows") is not None:
+        split["cache_rows"] = -(-settings["cache_rows"] // count)
+    return {**settings, **split}
 
 
 def own_shape(shape: PackShape) -> PackShape:

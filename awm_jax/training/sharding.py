@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
@@ -43,7 +44,7 @@ _VOCABULARY = re.compile(r"(embed_tokens|lm_head)/embedding$")
 def make_mesh(
     *, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """A mesh of `data * fsdp * tensor` devices.
+    """A mesh of `data * fsdp * tensor` devices; `tensor` lies within a process where it can.
 
     Args:
       data, fsdp, tensor: the sizes of the axes.
@@ -56,7 +57,7 @@ def make_mesh(
     sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
     if any(size < 1 for size in sizes.values()):
         raise ValueError(f"mesh {sizes}: expected sizes of at least 1")
-    devices = jax.devices() if devices is None else list(devices)
+    devices = list(jax.devices() if devices is None else devices)
     needed = data * fsdp * tensor
     processes = {device.process_index for device in devices}
     if needed > len(devices) or (len(processes) > 1 and needed != len(devices)):
@@ -66,9 +67,12 @@ def make_mesh(
             f"product is {len(devices)}"
         )
     # The default of `make_mesh` is Explicit, under which an unannotated model fails.
-    return jax.make_mesh(
-        (data, fsdp, tensor), AXES, (AxisType.Auto,) * len(AXES), devices=devices[:needed]
-    )
+    shape, types = (data, fsdp, tensor), (AxisType.Auto,) * len(AXES)
+    if len(processes) > 1:
+        # `make_mesh` follows the torus, whose rows cross the hosts' blocks of 2 x 2 chips.
+        devices.sort(key=lambda device: (device.process_index, device.id))
+        return Mesh(np.array(devices).reshape(shape), AXES, axis_types=types)
+    return jax.make_mesh(shape, AXES, types, devices=devices[:needed])
 
 
 def check_mesh(mesh: Mesh, config: Config, *, rows: int | None = None) -> None:

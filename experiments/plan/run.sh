@@ -11,6 +11,12 @@ plan() {  # name topology data fsdp tensor rows length
       --config.packing.rows="$6" --config.packing.row_length="$7" \
       --output="experiments/plan/results/$1.json"
 }
+[ -s experiments/plan/results/v5e-4x4-4096-quick.json ] ||
+  "$PYTHON" -m awm_jax plan --config=configs/qwen3vl_4b_awm_grpo.py --topology=v5e:4x4 --quick \
+    --output=experiments/plan/results/v5e-4x4-4096-quick.json
+[ -s experiments/plan/results/30b-a3b-v5p-4x4x4-quick.json ] ||
+  "$PYTHON" -m awm_jax plan --config=configs/qwen3vl_30b_a3b_awm_grpo.py --topology=v5p:4x4x4 --quick \
+    --output=experiments/plan/results/30b-a3b-v5p-4x4x4-quick.json
 for length in 4096 16384; do
   plan "v5e-4x4-$length" v5e:4x4 1 4 4 16 $length
   plan "v6e-4x4-$length" v6e:4x4 1 4 4 16 $length

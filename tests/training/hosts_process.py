@@ -119,7 +119,9 @@ def agree(count: int, index: int, folder: pathlib.Path):
         with path.open("a") as file:
             file.write(f"{index}\n")
     tasks = list(range(10))
-    mesh = sharding.make_mesh(data=2, fsdp=count // 2, tensor=2)
+    # Neighbours of other processes, as on a torus; the mesh puts them in order.
+    torus = [*jax.devices()[::2], *jax.devices()[1::2]]
+    mesh = sharding.make_mesh(data=2, fsdp=count // 2, tensor=2, devices=torus)
     try:
         hosts.own_mesh(sharding.make_mesh(tensor=2 * count))
     except ValueError as error:
@@ -132,6 +134,7 @@ def agree(count: int, index: int, folder: pathlib.Path):
         "total": hosts.total({"pages": index}),
         "own_mesh": dict(hosts.own_mesh(mesh).shape),
         "name": hosts.own_name("index"),
+        "sampler": hosts.own_sampler({"batch_buckets": (2, 4, 30), "top_k": 5}),
         "refused": refused,
     }
     everybody = hosts.gathered([values] * (1 + index % 2))

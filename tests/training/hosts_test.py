@@ -38,7 +38,11 @@ def together(what: str, count: int, folder: pathlib.Path) -> list[tuple[int, str
         )
         for index in range(count)
     ]
-    ended = [process.communicate(timeout=120) for process in started]
+    try:
+        ended = [process.communicate(timeout=300) for process in started]
+    finally:
+        for process in started:
+            process.kill()
     return [(p.returncode, *said) for p, said in zip(started, ended, strict=True)]
 
 
@@ -114,6 +118,7 @@ class AgreementTest(absltest.TestCase):
         shares = [found[place]["share"] for place in (0, 1, 3, 4)]
         self.assertEqual(shares, [[0, 1], [2, 3, 4], [5, 6], [7, 8, 9]])
         self.assertEqual(found[0]["own_mesh"], {"data": 1, "fsdp": 1, "tensor": 2})
+        self.assertEqual(found[0]["sampler"], {"batch_buckets": [1, 8], "top_k": 5})
         self.assertRegex(found[0]["refused"], "whole groups of tensor = 8; choose a tensor")
 
 
