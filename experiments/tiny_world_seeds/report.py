@@ -58,7 +58,13 @@ def main():
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("seeds", nargs="+", type=int)
     options = parser.parse_args()
-    report = {"seeds": {}, "times": {}, "awm_less_answer_only": {}}
+    report = {
+        "seeds": {},
+        "times": {},
+        "awm_less_answer_only": {},
+        "second_reader": {},
+        "ablations": {},
+    }
     everything = {}
     for seed in options.seeds:
         folder = options.work / str(seed)
@@ -68,8 +74,19 @@ def main():
         for key, path in places.items():
             if path.exists():
                 everything.setdefault(key, {})[seed] = judged(path, seed)
+        for name in VARIANTS:
+            summary = folder / f"second-{name}" / "summary.json"
+            if summary.exists():
+                second = json.loads(summary.read_text())["second_reader"]
+                report["second_reader"].setdefault(seed, {})[name] = second
+        ablations = sorted((folder / "ablations").glob("*/summary.json"))
+        if ablations:
+            report["ablations"][seed] = {
+                path.parent.name: json.loads(path.read_text())["rows"] for path in ablations
+            }
         report["times"][seed] = {
-            path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.time"))
+            str(path.relative_to(folder).with_suffix("")): json.loads(path.read_text())
+            for path in sorted(folder.rglob("*.time"))
         }
     for (setting, name), by_seed in everything.items():
         for seed, pairs in by_seed.items():
@@ -98,6 +115,19 @@ def main():
                 f"{100 * r['p_mmc']:.1f} | [{low:.1f}, {high:.1f}] | {100 * r['echo_rate']:.1f} | "
                 f"{r['words_a_finding']:.1f} |"
             )
+    print("\n| seed | run | P_mmc of two readers | kappa | agreement |\n|---|---|---:|---:|---:|")
+    for seed, runs in report["second_reader"].items():
+        for name, r in runs.items():
+            both = " and ".join(f"{100 * share:.1f}" for share in r["p_mmc"])
+            print(f"| {seed} | {name} | {both} | {r['kappa']:.3f} | {r['agreement']:.4f} |")
+    print("\n| seed | ablation | variant | final acc. | mem acc. | P_mmc |")
+    print("|---|---|---|---:|---:|---:|")
+    for seed, ablations in report["ablations"].items():
+        for name, rows in ablations.items():
+            for row in rows:
+                shares = (row["final_acc"], row["mem_acc"], row["p_mmc"])
+                shown = " | ".join(f"{100 * share:.1f}" for share in shares)
+                print(f"| {seed} | {name} | {row['variant']} | {shown} |")
     print("\n| setting, updates | seed | P_mmc | memory | final |\n|---|---|---:|---:|---:|")
     for setting, by_seed in report["awm_less_answer_only"].items():
         for seed, found in by_seed.items():

@@ -37,5 +37,11 @@ for seed in "$@"; do
       --config.reader.checkpoint="$work/reader" --config.data.root="$work/worlds/test" \
       --config.data.seed="$seed" --config.data.samples=8
   done
+  # The committed reader, of another seed, was in no reward of these.
+  for name in SFT-0 answer_grpo-20 awm_grpo-20; do
+    timed "second-$name" -m awm_jax diagnose "$work/train/evaluation-$name.jsonl" \
+      --reader recorded --second_reader experiments/tiny_world/reader --extractor none \
+      --dtype float32 --out "$work/second-$name"
+  done
 done
 $python experiments/tiny_world_seeds/report.py runs/tiny_world_seeds "$@"
