@@ -166,11 +166,14 @@ def row_keys(seeds: Sequence[tuple[int, ...]]) -> jax.Array:
 
 @jax.jit
 def _fold(numbers, depths):
+    def fold(keys, part):
+        depth, number = part
+        folded = jax.vmap(jax.random.fold_in)(keys, number)
+        return jnp.where(depth < depths, folded, keys), None
+
+    # A loop, whose body is compiled once.
     keys = jnp.repeat(jax.random.key(0)[None], len(numbers), axis=0)
-    for depth in range(numbers.shape[1]):
-        folded = jax.vmap(jax.random.fold_in)(keys, numbers[:, depth])
-        keys = jnp.where(depth < depths, folded, keys)
-    return keys
+    return jax.lax.scan(fold, keys, (jnp.arange(numbers.shape[1]), numbers.T))[0]
 
 
 class Store(NamedTuple):

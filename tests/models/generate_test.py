@@ -284,6 +284,8 @@ class RowKeysTest(parameterized.TestCase):
         expected = [fold(fold(fold(root, 1), 2), 3), root, fold(root, 4)]
         for key, wanted in zip(found, expected, strict=True):
             np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(wanted))
+        (key,) = generate.row_keys([()])
+        np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(root))
 
     def test_all_parts_of_a_seed_count(self):
         seeds = [(0,), (0, 0), (1,), (0, 1), (1, 0), (2**32 - 1,)]
