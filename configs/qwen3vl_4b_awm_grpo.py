@@ -61,6 +61,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.groups = ml_collections.ConfigDict()
     c.groups.questions_per_step = 16  # [precursor]
     c.groups.group_size = 8  # [paper]
+    # Rollouts that a process plays and then puts on disk together: a kill loses one such part.
+    c.groups.rollouts_at_once = 32  # as many as the cache has rows [chosen]
     c.groups.epsilon = 1e-6  # [paper]
     c.groups.ddof = 0
     c.groups.scale_by_std = True  # [paper]
@@ -87,7 +89,10 @@ def get_config() -> ml_collections.ConfigDict:
     c.packing.target_length = 128
 
     c.log_prob_chunk = 2048
+    # The newest, and beside them those whose policies had the greatest value of a metric.
     c.checkpoints_kept = 2
+    c.best_checkpoints_kept = 0
+    c.best_metric = "reward"
     c.export = "bfloat16"
     # Eight is as far as the key/value heads divide; four leave a batch for the other chips.
     c.mesh = ml_collections.ConfigDict()

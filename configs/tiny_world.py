@@ -70,6 +70,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.groups = ml_collections.ConfigDict()
     c.groups.questions_per_step = 16
     c.groups.group_size = 8
+    # Rollouts that a process plays and then puts on disk together: a kill loses one such part.
+    c.groups.rollouts_at_once = 128
     c.groups.epsilon = 1e-6
     c.groups.ddof = 0
     c.groups.scale_by_std = True
@@ -112,7 +114,10 @@ def get_config() -> ml_collections.ConfigDict:
     c.remat = False
     # "xla" anywhere, "splash" on TPU, "cudnn" on NVIDIA GPU (in bfloat16).
     c.attention = "xla"
+    # The newest, and beside them those whose policies had the greatest value of a metric.
     c.checkpoints_kept = 2
+    c.best_checkpoints_kept = 0
+    c.best_metric = "reward"
     # The type of the policy that is exported at the end.
     c.export = "float32"
     return c

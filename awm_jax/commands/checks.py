@@ -41,6 +41,8 @@ def check_groups(groups: ml_collections.ConfigDict) -> str:
             f"found ddof {groups.ddof} and epsilon {groups.epsilon} for groups of "
             f"{groups.group_size}, expected 0 <= ddof < {groups.group_size} and epsilon > 0"
         )
+    if groups.rollouts_at_once < 1:
+        raise ValueError(f"found {groups.rollouts_at_once} rollouts at once, expected at least 1")
     return f"{groups.questions_per_step} questions x {groups.group_size} rollouts"
 
 

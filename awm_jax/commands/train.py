@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from awm_jax.evaluation.run import evaluate
 from awm_jax.judging import mmlongbench
 from awm_jax.rl import losses
 from awm_jax.rl.rewards import CellRewards
-from awm_jax.training import batch, checkpoint, grpo, hosts, lines, sharding, state
+from awm_jax.training import batch, checkpoint, grpo, hosts, lines, pending, sharding, state
 from awm_jax.types import Generate, Trajectory, Verdict
 
 # Evaluation's seeds start with this, so that no held-out rollout shares one with training.
@@ -46,14 +47,19 @@ class _Job:
         Those of other processes have their tokens, but no pixels.
         """
         own = tasks[hosts.share(tasks)]
-        trajectories = rollout.run_rollouts(
-            own,
+        return _of_all(own, self.roll_out_own(own, generate, library))
+
+    def roll_out_own(
+        self, tasks: Sequence[grpo.Task], generate: Generate, library: build.Library
+    ) -> list[Trajectory]:
+        """The trajectories of tasks that are all of this process's share."""
+        return rollout.run_rollouts(
+            tasks,
             generate,
             search=library.search,
             render=library.render,
             settings=self.settings,
         )
-        return _of_all(own, trajectories)
 
     def judge(self, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """The verdicts on all trajectories, likewise."""
@@ -176,7 +182,13 @@ def _train(
         mesh=job.policy.mesh,
         dtype=job.policy.dtype,
     )
-    with checkpoint.open_checkpoints(folder / "checkpoints", keep=config.checkpoints_kept) as kept:
+    measured: dict[int, float | None] = {}
+    with checkpoint.open_checkpoints(
+        folder / "checkpoints",
+        keep=config.checkpoints_kept,
+        keep_best=config.best_checkpoints_kept,
+        measured=measured.get,
+    ) as kept:
         current = state.initial_state(trained, optimizer, dtype=config.master_dtype)
         current = checkpoint.restore(kept, current, _shared(config, cell_rewards)) or current
         done = int(current.step)
@@ -190,16 +202,24 @@ def _train(
             lines.keep(rollouts_path, lambda line: line["seed"][1] < done)
         with display.steps(f"{name} {tuple(cell_rewards)}", config.steps, done) as show:
             for metrics in lines.read(metrics_path):
+                measured[metrics["step"]] = _measure(config, metrics)
                 show(metrics)
             for step in range(done, config.steps):
                 current, metrics, rollouts = _step(
-                    job, step, current, frozen, update, cell_rewards, library
+                    job, step, current, frozen, update, cell_rewards, library, folder
                 )
+                # The step's rollouts were made by the policy of the checkpoint of that step.
+                measured[step] = _measure(config, metrics)
                 if hosts.first():
                     records.append_records(rollouts_path, rollouts)
                     lines.append(metrics_path, [metrics])
                 checkpoint.save(kept, current, _shared(config, cell_rewards))
+                # The checkpoint before that one is whole by now.
+                pending.forget(folder / hosts.own_name("pending"), before=step)
                 show(metrics)
+    if hosts.first():
+        for outlived in folder.glob("pending*"):
+            shutil.rmtree(outlived, ignore_errors=True)
     params = {**frozen, **current.params}
     exported = folder / f"policy-{int(current.step)}"
     if not hosts.of_first(exported.exists()):
@@ -209,8 +229,17 @@ def _train(
     return params, lines.read(metrics_path)
 
 
+def _measure(config: ml_collections.ConfigDict, metrics: Mapping[str, Any]) -> float | None:
+    """What the best checkpoints are chosen by, where any are kept."""
+    if not config.best_checkpoints_kept:
+        return None
+    if config.best_metric not in metrics:
+        raise ValueError(f"best_metric {config.best_metric!r}: expected one of {sorted(metrics)}")
+    return metrics[config.best_metric]
+
+
 def _step(
-    job: _Job, step, current: state.TrainState, frozen, update, cell_rewards, library
+    job: _Job, step, current: state.TrainState, frozen, update, cell_rewards, library, folder
 ) -> tuple[state.TrainState, dict[str, Any], list[records.Record]]:
     """Rolls out, judges and updates once."""
     groups, seed = job.config.groups, job.config.seed
@@ -219,12 +248,9 @@ def _step(
         library.questions, seed=seed, step=step, count=groups.questions_per_step
     )
     tasks = grpo.tasks_at_step(questions, group_size=groups.group_size, seed=seed, step=step)
-    generate = job.policy.generate({**frozen, **current.params}, version=step)
-    trajectories = job.roll_out(tasks, generate, library)
-    of_sampler = generate.metrics
-    # Cache and copy of the parameters make room for the reader and the update.
-    generate.release()
-    del generate
+    params = {**frozen, **current.params}
+    trajectories, of_sampler = _play(job, tasks, params, step, library, folder)
+    del params
     times.append(time.monotonic())
     verdicts = job.judge(trajectories)
     times.append(time.monotonic())
@@ -281,11 +307,36 @@ def _of_all(tasks: Sequence[grpo.Task], trajectories: Sequence[Trajectory]) -> l
 def _shared(config: ml_collections.ConfigDict, cell_rewards: CellRewards) -> dict[str, Any]:
     """The settings that a resumed run must have in common with the one that it goes on from."""
     settings = {**config.to_dict(), "rewards": cell_rewards}
-    what_else = ("run_dir", "steps", "eval_data", "checkpoints_kept", "export")
-    for free in (*what_else, "mesh", "hosts", "remat", "attention"):
+    what_else = ("run_dir", "steps", "eval_data", "export")
+    kept = ("checkpoints_kept", "best_checkpoints_kept", "best_metric")
+    for free in (*what_else, *kept, "mesh", "hosts", "remat", "attention"):
         del settings[free]
     # As it comes back from the checkpoint, lists for tuples.
     return json.loads(json.dumps(settings))
+
+
+def _play(
+    job: _Job, tasks: Sequence[grpo.Task], params, step: int, library: build.Library, folder
+) -> tuple[list[Trajectory], dict[str, int]]:
+    """The step's rollouts, those on disk included, and the counts of the sampler."""
+    generate = job.policy.generate(params, version=step)
+    own = tasks[hosts.share(tasks)]
+
+    def roll_out(part: Sequence[grpo.Task]) -> list[Trajectory]:
+        trajectories = job.roll_out_own(part, generate, library)
+        # No part sees what another left; and the reader and the update need the room.
+        generate.release()
+        return trajectories
+
+    trajectories = pending.play(
+        own,
+        roll_out,
+        path=pending.path_of(folder / hosts.own_name("pending"), step),
+        part=job.config.groups.rollouts_at_once,
+        version=step,
+        render=library.render,
+    )
+    return _of_all(own, trajectories), generate.metrics
 
 
 def _evaluate(

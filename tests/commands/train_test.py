@@ -29,6 +29,7 @@ def toy_config(run_dir: pathlib.Path, steps: int):
     config.policy.checkpoint = str(ROOT / config.policy.checkpoint)
     config.reader.checkpoint = str(ROOT / config.reader.checkpoint)
     config.groups.questions_per_step, config.groups.group_size = 2, 4
+    config.groups.rollouts_at_once = 4
     del config.rewards.answer_grpo
     config.lock()
     return config
@@ -83,16 +84,42 @@ class TrainTest(absltest.TestCase):
                 raise Killed
             saved(kept, state, settings)
 
-        with mock.patch.object(checkpoint, "save", save_once), self.assertRaises(Killed):
+        played = []
+
+        def play(kill_at):
+            rolled_out = train._Job.roll_out_own
+
+            def roll_out(job, tasks, generate, library):
+                played.append([task[2] for task in tasks])
+                if played[-1][0] == kill_at:
+                    raise Killed
+                return rolled_out(job, tasks, generate, library)
+
+            return mock.patch.object(train._Job, "roll_out_own", roll_out)
+
+        # In the middle of the rollouts of step 1, whose second part is of its second question.
+        with play(kill_at=(0, 1, 1, 0)), self.assertRaises(Killed):
             train.run(toy_config(run_dir, steps=3))
-        train.run(toy_config(run_dir, steps=3))
+        # After the rollouts and the update of step 1, before the checkpoint.
+        with (
+            play(kill_at=None),
+            mock.patch.object(checkpoint, "save", save_once),
+            self.assertRaises(Killed),
+        ):
+            train.run(toy_config(run_dir, steps=3))
+        with play(kill_at=None):
+            train.run(toy_config(run_dir, steps=3))
+        training = [part[0][1:3] for part in played if part[0][1] != train._EVALUATION]
+        # The part in flight alone was played again: (step, question).
+        self.assertEqual(training, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 1), (2, 0), (2, 1)])
+        self.assertEmpty(list((run_dir / "awm_grpo").glob("pending*")))
 
         def record(folder, name):
             return lines.read(self.folder / folder / "awm_grpo" / f"{name}.jsonl")
 
         def numbers(folder):
-            # What a process has compiled and remembers goes with it.
-            times = ("seconds", "tokens_per_second", "compiled", "cache/page")
+            # What a process has compiled, sampled and remembers goes with it.
+            times = ("seconds", "tokens_per_second", "compiled", "cache/")
             return [
                 {k: v for k, v in line.items() if not k.startswith(times)}
                 for line in record(folder, "metrics")
