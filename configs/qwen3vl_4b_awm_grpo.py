@@ -109,4 +109,5 @@ def get_config() -> ml_collections.ConfigDict:
     c.master_dtype = "float32"
     c.remat = True
     c.attention = "splash"  # the TPU's kernel; "cudnn" on GPU
+    c.pages_at_once = 1  # a killed run goes on to the same bits
     return c

@@ -114,6 +114,10 @@ def get_config() -> ml_collections.ConfigDict:
     c.remat = False
     # "xla" anywhere, "splash" on TPU, "cudnn" on NVIDIA GPU (in bfloat16).
     c.attention = "xla"
+    # Pages that the vision tower reads together, at most. With 1 what it makes of a page does not
+    # depend on the others, and a run that was killed goes on to the same bits; with more it goes
+    # on to the same but for rounding.
+    c.pages_at_once = 64
     # The newest, and beside them those whose policies had the greatest value of a metric.
     c.checkpoints_kept = 2
     c.best_checkpoints_kept = 0

@@ -361,6 +361,13 @@ class PageFeaturesTest(parameterized.TestCase):
             np.testing.assert_allclose(features[:, 1], expected.deepstack[0], atol=1e-5)
             np.testing.assert_allclose(features[:, 2], expected.deepstack[1], atol=1e-5)
 
+    def test_one_at_a_time_no_neighbour_changes_a_bit(self):
+        together = self.make(at_once=1).encode(self.pages)
+        for each, features in zip(self.pages, together, strict=True):
+            np.testing.assert_array_equal(features, self.make(at_once=1)(each))
+        with self.assertRaisesRegex(ValueError, "found 0 images at once"):
+            self.make(at_once=0).encode(self.pages)
+
     def test_each_page_is_encoded_once(self):
         features = self.make()
         first = features.encode(self.pages[:3])

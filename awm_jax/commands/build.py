@@ -230,6 +230,7 @@ def load_policy(
     rows: int | None = None,
     remat: bool = False,
     attention: str = "xla",
+    pages_at_once: int = 64,
 ) -> Policy:
     """The policy of a checkpoint, with images, spread over the mesh.
 
@@ -239,6 +240,7 @@ def load_policy(
       mesh: made by `sharding.make_mesh`; None for one device.
       rows: of a training micro-batch, where it is trained.
       remat, attention: see `awm_jax.models.qwen3.Model`.
+      pages_at_once: `at_once` of `awm_jax.models.encode.encode_images`.
     """
     mesh = sharding.make_mesh() if mesh is None else mesh
     sharding.check_mesh(mesh, hf.load_config(section.checkpoint), rows=rows)
@@ -253,7 +255,9 @@ def load_policy(
     if model.config.vision is None:
         raise ValueError(f"{section.checkpoint}: the policy reads pages; found a text model")
     own_model, visual = _own_model(model, mesh), {"visual": model.params["visual"]}
-    features = PageFeatures(own_model, hosts.own_copy(visual, mesh), processor)
+    features = PageFeatures(
+        own_model, hosts.own_copy(visual, mesh), processor, at_once=pages_at_once
+    )
     return Policy(
         model,
         own_model,

@@ -105,6 +105,7 @@ def _run(config: ml_collections.ConfigDict) -> None:
                 rows=config.packing.rows,
                 remat=config.remat,
                 attention=config.attention,
+                pages_at_once=config.pages_at_once,
             ),
             build.load_reader(config.reader, mesh),
             rollout.RolloutSettings(**config.rollout),

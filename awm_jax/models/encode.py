@@ -30,11 +30,17 @@ class PageFeatures:
     """
 
     def __init__(
-        self, model: Model, params: dict, processor: Processor, *, capacity_bytes: int = 4 * 2**30
+        self,
+        model: Model,
+        params: dict,
+        processor: Processor,
+        *,
+        capacity_bytes: int = 4 * 2**30,
+        at_once: int = _FRAMES[0],
     ):
-        """Remembers features of up to `capacity_bytes`, on the host."""
+        """Remembers features of up to `capacity_bytes`, on the host; see `encode_images`."""
         self._model, self._visual, self._processor = model, params["visual"], processor
-        self._capacity = capacity_bytes
+        self._capacity, self._at_once = capacity_bytes, at_once
         self._known: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
         self._bytes = 0
         self.counts = collections.Counter(page_hits=0, page_misses=0)
@@ -51,7 +57,11 @@ class PageFeatures:
         new = {digest: image for digest, image in images.items() if digest not in found}
         self.counts.update(page_hits=len(pages) - len(new), page_misses=len(new))
         features = encode_images(
-            self._model, self._visual, list(new.values()), self._processor.image
+            self._model,
+            self._visual,
+            list(new.values()),
+            self._processor.image,
+            at_once=self._at_once,
         )
         found |= zip(new, features, strict=True)
         # Those of this call go last, so that they are the last to be forgotten.
@@ -67,6 +77,8 @@ def encode_images(
     visual: dict,
     images: Sequence[np.ndarray | PIL.Image.Image],
     settings: ImageSettings,
+    *,
+    at_once: int = _FRAMES[0],
 ) -> list[np.ndarray]:
     """Features of each image, `[token, 1 + taps, hidden]`: merged ones, then DeepStack's taps.
 
@@ -78,7 +90,12 @@ def encode_images(
       visual: the vision tower's part of the parameters, `params["visual"]`.
       images: as `process_image` takes them.
       settings: the checkpoint's.
+      at_once: images that go through the tower together, at most. With 1 an image's features do
+        not depend on its neighbours; with more, another batch is another program, whose sums
+        are rounded otherwise.
     """
+    if at_once < 1:
+        raise ValueError(f"found {at_once} images at once, expected at least 1")
     by_patches = collections.defaultdict(list)
     for index, image in enumerate(images):
         height, width = image.shape[:2] if isinstance(image, np.ndarray) else image.size[::-1]
@@ -87,7 +104,7 @@ def encode_images(
     features = {}
     for patches, waiting in by_patches.items():
         while waiting:
-            most = max(1, min(len(waiting), _PATCHES_AT_ONCE // patches))
+            most = max(1, min(len(waiting), at_once, _PATCHES_AT_ONCE // patches))
             frames = next(count for count in _FRAMES if count <= most)
             batch, waiting = waiting[:frames], waiting[frames:]
             parts = _encode_batch(model, visual, [images[i] for i in batch], settings, patches)

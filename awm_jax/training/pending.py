@@ -2,7 +2,8 @@
 
 Rollouts are played in parts. A part starts with an empty cache and its tasks are always the same,
 so that one that is played again gives the same tokens and log-probabilities, bit for bit;
-rollouts that were played beside others than before would run in programs of other shapes.
+rollouts that were played beside others than before would run in programs of other shapes. The
+pages' features must not depend on their neighbours either: `pages_at_once` 1 of the config.
 """
 
 import dataclasses

@@ -29,7 +29,7 @@ def toy_config(run_dir: pathlib.Path, steps: int):
     config.policy.checkpoint = str(ROOT / config.policy.checkpoint)
     config.reader.checkpoint = str(ROOT / config.reader.checkpoint)
     config.groups.questions_per_step, config.groups.group_size = 2, 4
-    config.groups.rollouts_at_once = 4
+    config.groups.rollouts_at_once, config.pages_at_once = 4, 1
     del config.rewards.answer_grpo
     config.lock()
     return config
