@@ -203,8 +203,29 @@ class DiagnoseTest(absltest.TestCase):
         with contextlib.redirect_stderr(io.StringIO()) as said:
             status = diagnose.main([path, "--reader", "rule", "--out", str(self.folder)])
         self.assertEqual(status, 2)
-        self.assertRegex(said.getvalue(), "holds the input .*judged.jsonl")
+        self.assertRegex(said.getvalue(), "is or holds the input .*judged.jsonl")
         self.assertLen((self.folder / "judged.jsonl").read_text().splitlines(), len(FIVE))
+
+    def test_no_input_lies_where_results_go(self):
+        path = self.write(*FIVE)
+        out = self.folder / "out"
+        out.mkdir()
+        # A result would be written through the link, into the records.
+        (out / "judged.jsonl").symlink_to(path)
+        (self.folder / "documents").mkdir()
+        for arguments, found in (
+            ((path, "--reader", "rule", "--out", str(out)), "runs.jsonl"),
+            (
+                (path, "--reader", "rule", "--out", str(self.folder / "documents"))
+                + ("--documents", f"{self.folder}/out/../documents"),
+                "documents",
+            ),
+        ):
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                status = diagnose.main(arguments)
+            self.assertEqual(status, 2)
+            self.assertRegex(said.getvalue(), f"is or holds the input .*{found}")
+        self.assertLen(pathlib.Path(path).read_text().splitlines(), len(FIVE))
 
     def test_another_file_with_the_same_stem_does_not_overwrite_the_results(self):
         self.enterContext(contextlib.chdir(self.folder))
@@ -218,6 +239,7 @@ class DiagnoseTest(absltest.TestCase):
         self.assertEqual(diagnose.main(["a/runs.jsonl", "--reader", "rule"]), 0)
         self.assertEqual(diagnose.main(["a/runs.jsonl", "--reader", "rule"]), 0)
         self.assertEqual(diagnose.main(["b/runs.jsonl", "--reader", "rule"]), 2)
+        self.assertEqual(diagnose.main(["a/runs.jsonl", "b/runs.jsonl", "--reader", "rule"]), 0)
         self.assertIn("name another folder with --out", said.getvalue())
 
 
