@@ -3,6 +3,7 @@
 import math
 import os
 import pathlib
+import zlib
 
 from absl.testing import absltest, parameterized
 
@@ -38,9 +39,9 @@ class EmbedPagesTest(absltest.TestCase):
         norm = 1.2 * (0.25 + 0.75 * 3 / (7 / 3))
         apple = math.log(1 + 2.5 / 1.5) * 2 * 2.2 / (2 + norm)
         pear = math.log(1 + 1.5 / 2.5) * 1 * 2.2 / (1 + norm)
-        query = embed.embed_query("Apples, apple or a pear?")
-        self.assertAlmostEqual(score(pages[0], query), 2 * apple + pear)
-        self.assertAlmostEqual(score(pages[1], query), pear)
+        query = embed.embed_query("Pears, a pear or an apple?")
+        self.assertAlmostEqual(score(pages[0], query), apple + 2 * pear)
+        self.assertAlmostEqual(score(pages[1], query), 2 * pear)
         self.assertEqual(score(pages[2], query), 0)
 
     def test_vectors_have_the_form_that_qdrant_takes(self):
@@ -54,13 +55,52 @@ class EmbedPagesTest(absltest.TestCase):
 
     def test_question_words_count_only_where_there_are_no_others(self):
         self.assertEqual(embed.embed_query("What does the GDP of which"), embed.embed_query("gdp"))
+        form = "GDP? Write the answer in list format."
+        self.assertEqual(embed.embed_query(form), embed.embed_query("gdp"))
         self.assertLen(embed.embed_query("Who is the Who?")[0], 3)
 
     def test_a_page_without_text_does_not_shorten_the_mean(self):
         with_empty = embed.embed_pages(["a b", "c d e f", ""], b=0.75)
         # idf counts the empty page, the mean length (3) does not.
         norm = 1.2 * (0.25 + 0.75 * 2 / 3)
-        self.assertAlmostEqual(with_empty[0][1][0], math.log(1 + 2.5 / 1.5) * 2.2 / (1 + norm))
+        self.assertAlmostEqual(
+            score(with_empty[0], embed.embed_query("b")), math.log(1 + 2.5 / 1.5) * 2.2 / (1 + norm)
+        )
+
+    def test_neighbours_count_as_one_more_term(self):
+        pages = embed.embed_pages(["data set", "set data", "e-mail 1 2", "12"])
+        both, turned, apart, twelve = pages
+        query = embed.embed_query("data of the set")
+        self.assertGreater(score(both, query), score(turned, query))
+        # Spelt together it is the pair alone. Numbers stay apart.
+        self.assertGreater(score(both, embed.embed_query("dataset")), 0)
+        self.assertEqual(score(turned, embed.embed_query("dataset")), 0)
+        self.assertGreater(score(apart, embed.embed_query("email")), 0)
+        self.assertEqual(score(apart, embed.embed_query("12")), 0)
+        self.assertGreater(score(twelve, embed.embed_query("12")), 0)
+
+
+class PageNumberTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("What is on page 4?", [2, 4]),
+        ("pages four", [2, 4]),
+        ("the third slide", [1, 3]),
+        ("p. 6", [4]),
+        ("the last page", [4]),
+        ("page 99", []),
+        ("the 4 of them", []),
+    )
+    def test_by_place_and_as_printed(self, query, expected):
+        # The printed numbers run two ahead of the places: at the bottom, the top and in words.
+        # 99 stands alone on an edge as well, but no neighbour counts on from it.
+        texts = ["a\nb\nc\nd\n3", "Report  4\na\nb", "a\n5 Report\n99", "a\nPage 6 of 9"]
+        numbers = {zlib.crc32(f"page:{name}".encode()) for name in ("last", *range(100))}
+        asked = numbers & set(embed.embed_query(query)[0])
+        pages = enumerate(embed.embed_pages(texts), start=1)
+        self.assertEqual([place for place, (terms, _) in pages if asked & set(terms)], expected)
+
+    def test_a_page_without_text_has_no_number(self):
+        self.assertEqual(embed.embed_pages(["", "b"])[0], ([], []))
 
 
 @absltest.skipUnless(RESEARCH_DATA, "AWM_RESEARCH_DATA is not set")
@@ -83,10 +123,10 @@ class RecallTest(absltest.TestCase):
             ranked = sorted(range(1, len(texts) + 1), key=lambda page: (-scores[page - 1], page))
             recalls.append(len(gold & set(ranked[:3])) / len(gold))
         self.assertLen(recalls, 89)
-        # 0.57, 0.65 and 0.48 with PyMuPDF 2.0; versions differ in the text they extract.
-        self.assertGreaterEqual(sum(recalls) / len(recalls), 0.54)
-        self.assertGreaterEqual(sum(r > 0 for r in recalls) / len(recalls), 0.62)
-        self.assertGreaterEqual(sum(r == 1 for r in recalls) / len(recalls), 0.45)
+        rates = [f(recalls) / 89 for f in (sum, lambda x: sum(map(bool, x)), lambda x: x.count(1))]
+        # 0.64, 0.71 and 0.57 with PyMuPDF 2.0; versions differ in the text they extract.
+        for rate, least in zip(rates, (0.61, 0.68, 0.54), strict=True):
+            self.assertGreaterEqual(rate, least)
 
 
 if __name__ == "__main__":

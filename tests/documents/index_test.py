@@ -125,7 +125,7 @@ class BuildIndexTest(IndexTestCase):
         self.assertEqual(search("long.pdf", "word2 page", 5), (2, 1))
 
     def test_refuses_to_mix(self):
-        client = self.client()
+        client, name = self.client(), embed.NAME
         index.build_index(client, [FRUIT])
         changed = dataclasses.replace(FRUIT, digest="another")
         for call in (index.build_index, index.make_search):
@@ -133,7 +133,7 @@ class BuildIndexTest(IndexTestCase):
                 call(client, [TREES, changed])
             with (
                 mock.patch.object(embed, "NAME", "new"),
-                self.assertRaisesRegex(ValueError, "embedder bm25-words-1; this is new"),
+                self.assertRaisesRegex(ValueError, f"embedder {name}; this is new"),
             ):
                 call(client, [FRUIT])
             with self.assertRaisesRegex(ValueError, r"same id: \['fruit.pdf'\]"):
