@@ -133,7 +133,7 @@ _FREE = {
     "router_aux_loss_coef", "suppress_tokens", "task_specific_params", "temperature",
     "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torchscript", "typical_p",
 }  # fmt: skip
-# What sections have in common, beside these.
+# Read of the model and of its parts, beside the fields of the classes above.
 _TOP = ("model_type", "tie_word_embeddings")
 
 
