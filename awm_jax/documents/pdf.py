@@ -66,7 +66,11 @@ def _mupdf():
         pymupdf.TOOLS.mupdf_display_errors(False)
         pymupdf.TOOLS.mupdf_display_warnings(False)
         pymupdf.TOOLS.reset_mupdf_warnings()
-        yield
+        try:
+            yield
+        finally:
+            # MuPDF keeps up to 256 MB of documents that are closed by now.
+            pymupdf.TOOLS.store_shrink(100)
 
 
 def _page_index(document: Document, number: int) -> int:
