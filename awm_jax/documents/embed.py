@@ -25,7 +25,7 @@ import unicodedata
 import zlib
 from collections.abc import Iterable, Sequence
 
-NAME = "bm25-words-2"
+NAME = "bm25-words-3"
 
 # (indices, values) as Qdrant takes them: uint32 in ascending order, each once, and floats.
 SparseVector = tuple[list[int], list[float]]
@@ -70,10 +70,6 @@ _QUESTION_WORDS = frozenset(
 )
 
 
-# Words that say what form the answer should have; the page that holds it need not use them.
-_FORM_WORDS = frozenset(
-    terms("answer decimal enumerate example float format int integer list please string write")
-)
 _NUMERALS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _ORDINALS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth",
@@ -166,12 +162,11 @@ def embed_pages(texts: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> li
 def embed_query(text: str) -> SparseVector:
     """The query's terms with their counts; empty where it has none.
 
-    Question words, and those that say how to write the answer down, are left out where other
-    words remain: on pages with little text the idf does not make them small enough.
+    Question words are left out where other words remain: on pages with little text the idf
+    does not make them small enough.
     """
     words = terms(text)
-    dropped = _QUESTION_WORDS | _FORM_WORDS
-    content = [word for word in words if word not in dropped]
+    content = [word for word in words if word not in _QUESTION_WORDS]
     counts = _counts((content or words) + _pairs(content) + _asked_pages(text))
     indices = sorted(counts)
     return indices, [float(counts[term]) for term in indices]

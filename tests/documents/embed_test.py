@@ -55,8 +55,6 @@ class EmbedPagesTest(absltest.TestCase):
 
     def test_question_words_count_only_where_there_are_no_others(self):
         self.assertEqual(embed.embed_query("What does the GDP of which"), embed.embed_query("gdp"))
-        form = "GDP? Write the answer in list format."
-        self.assertEqual(embed.embed_query(form), embed.embed_query("gdp"))
         self.assertLen(embed.embed_query("Who is the Who?")[0], 3)
 
     def test_a_page_without_text_does_not_shorten_the_mean(self):
@@ -124,7 +122,7 @@ class RecallTest(absltest.TestCase):
             recalls.append(len(gold & set(ranked[:3])) / len(gold))
         self.assertLen(recalls, 89)
         rates = [f(recalls) / 89 for f in (sum, lambda x: sum(map(bool, x)), lambda x: x.count(1))]
-        # 0.64, 0.71 and 0.57 with PyMuPDF 2.0; versions differ in the text they extract.
+        # 0.65, 0.72 and 0.57 with PyMuPDF 2.0; versions differ in the text they extract.
         for rate, least in zip(rates, (0.61, 0.68, 0.54), strict=True):
             self.assertGreaterEqual(rate, least)
 
