@@ -48,8 +48,14 @@ def get_config() -> ml_collections.ConfigDict:
     c.setting = "agent"
     # Between two writes to the disk. What is lost when a run is killed is asked again.
     c.rollouts_at_once = 512
-    # "rule" takes the short answer out of a model's sentence, as the benchmarks do with GPT-4o.
+    # Who takes the short answer out of a model's sentence: "rule", or a server's URL, as the
+    # benchmarks do with GPT-4o, or a Qwen3 checkpoint's folder.
     c.extractor = "none"
+    c.extractor_server = ml_collections.ConfigDict()
+    c.extractor_server.model = ""
+    c.extractor_server.key_variable = config_dict.placeholder(str)
+    # Hosted services get the benchmark's own sequence of messages.
+    c.extractor_server.hosted = False
 
     c.data = ml_collections.ConfigDict()
     c.data.dataset = "mmlongbench"

@@ -43,7 +43,7 @@ def run(config: ml_collections.ConfigDict) -> None:
         config.writer.checkpoint, config.writer_server, thinking_off=False
     )
     generate, generator_name = evaluate.load_policy(config, served.Costs())
-    judge, reader_name, scorer = evaluate.load_judge(config)
+    judge, reader_name, scorer, differences = evaluate.load_judge(config)
     with build.open_library(config.data, index_at=run_dir / "index") as library:
         display.show_plan(
             "Controlled memory comparison",
@@ -73,6 +73,7 @@ def run(config: ml_collections.ConfigDict) -> None:
                 judge=judge,
                 answer_anew=config.answer_anew,
             )
+        runs = (compared.empty, compared.original, compared.improved)
         caption = tables.Caption(
             dataset=library.provenance[0],
             scorer=scorer,
@@ -84,13 +85,15 @@ def run(config: ml_collections.ConfigDict) -> None:
                 "improved memories by": str(writer_server),
                 "answers by": generator_name,
                 "reader": reader_name,
+                "scored differently by the strict rules": differences(
+                    [pair for run in runs for pair in run]
+                ),
                 "commit": facts["commit"],
             },
         )
         paths = []
         for make in (paper.table3, paper.table8, paper.table9):
             paths += paper.write(run_dir, make(compared), caption)
-        runs = (compared.empty, compared.original, compared.improved)
         rows = [
             (name, cells.summarize(verdict for _, verdict in pairs))
             for name, pairs in zip(paper.CONDITIONS, runs, strict=True)

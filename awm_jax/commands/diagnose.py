@@ -20,8 +20,7 @@ import ml_collections
 
 from awm_jax import servers
 from awm_jax.commands import diagnosis_files as files
-from awm_jax.commands import diagnosis_judges as judges
-from awm_jax.commands import display, provenance, served
+from awm_jax.commands import display, judges, provenance, served
 from awm_jax.commands.diagnosis_display import (
     show_agreement,
     show_cells,

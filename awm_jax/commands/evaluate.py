@@ -11,10 +11,10 @@ import ml_collections
 
 from awm_jax.agent import rollout, settings
 from awm_jax.agent.records import Costs
-from awm_jax.commands import build, display, provenance, served
+from awm_jax.commands import build, display, judges, provenance, served
 from awm_jax.evaluation import audit, cells, report, tables
 from awm_jax.evaluation.run import evaluate
-from awm_jax.judging import extraction, longdocurl, mmlongbench, reader, training_scorer
+from awm_jax.judging import longdocurl, mmlongbench, reader, training_scorer
 from awm_jax.models import hf
 from awm_jax.models.processor import load_processor
 from awm_jax.policy import make_generate
@@ -48,7 +48,7 @@ def run(config: ml_collections.ConfigDict) -> None:
         questions = [q for q in library.questions if q.evidence_pages or not given]
         left_out = len(library.questions) - len(questions)
         generate, policy_name = load_policy(config, spent)
-        judge, reader_name, scorer = load_judge(config)
+        judge, reader_name, scorer, differences = load_judge(config)
         display.show_plan(
             "Evaluation",
             [
@@ -92,11 +92,7 @@ def run(config: ml_collections.ConfigDict) -> None:
             details={
                 "policy": policy_name,
                 "reader": reader_name,
-                "scored differently by the strict rules": audit.mode_differences(
-                    judged,
-                    benchmark=_RULES[config.data.dataset][1],
-                    extract=extraction.extract_all if config.extractor == "rule" else None,
-                ),
+                "scored differently by the strict rules": differences(judged),
                 "commit": facts["commit"],
             }
             | ({"without gold pages, left out": str(left_out)} if left_out else {}),
@@ -108,7 +104,7 @@ def run(config: ml_collections.ConfigDict) -> None:
                 run_dir / "report.html",
                 judged,
                 title="Evaluation",
-                provenance={"data": library.provenance[0], **caption.details},
+                provenance={"data": caption.dataset, "scorer": scorer, **caption.details},
                 render=library.render,
                 rows=rows,
             )
@@ -161,8 +157,9 @@ def load_policy(config: ml_collections.ConfigDict, spent: served.Costs) -> tuple
     return policy.generate(policy.params, version=0), f"{where}, {policy.size:,} parameters"
 
 
-def load_judge(config: ml_collections.ConfigDict) -> tuple[Callable, str, str]:
-    """The reader with the benchmark's rules, the reader's name and the scorer's."""
+def load_judge(config: ml_collections.ConfigDict) -> tuple[Callable, str, str, Callable]:
+    """The reader with the benchmark's rules, the reader's name, the scorer's, and what of judged
+    rollouts the strict rules score differently, in words."""
     where = config.reader.checkpoint
     if served.is_url(where):
         generate, server = served.served_generate(where, config.reader_server, thinking_off=True)
@@ -178,22 +175,27 @@ def load_judge(config: ml_collections.ConfigDict) -> tuple[Callable, str, str]:
         )
         name = where
     name_of_rules, benchmark = _RULES[config.data.dataset]
-    extractors = {"none": None, "rule": extraction.extract}
-    if config.extractor not in extractors:
-        raise ValueError(f"extractor {config.extractor!r}: expected one of {list(extractors)}")
-    extract = extractors[config.extractor]
-    scorer = f"{name_of_rules} rules, official" + (
-        f"; extractor: {extraction.NAME}" if extract else ""
+    extract, extractor = judges.load_extractor(
+        config.extractor,
+        **config.extractor_server,
+        dtype=config.reader.dtype,
+        benchmark=name_of_rules,
+        prompt=None,
+        cache=pathlib.Path(config.run_dir) / "extractions.jsonl",
     )
+    scorer = f"{name_of_rules} rules, official"
+    if config.extractor != "none":
+        scorer += f"; extractor: {extractor}"
     judge = functools.partial(
         training_scorer.judge,
         read=functools.partial(reader.read_memories, generate, seed=(0,)),
         score=functools.partial(
-            training_scorer.rule_scores, score=benchmark.score, extract=extract
+            training_scorer.extracted_scores, score=benchmark.score, extract=extract
         ),
         scorer=scorer,
     )
-    return judge, name, scorer
+    differences = functools.partial(audit.mode_differences, benchmark=benchmark, extract=extract)
+    return judge, name, scorer, differences
 
 
 def _costs(spent: served.Costs, seed: tuple[int, ...]) -> Costs | None:

@@ -185,7 +185,7 @@ class DiagnoseTest(absltest.TestCase):
             (("nowhere.jsonl", "--reader", "rule"), "nowhere.jsonl: cannot be read"),
             ((path, "--reader", "nowhere"), "--reader nowhere: expected a URL"),
             ((path, path, path, "--reader", "rule"), "found 3 files"),
-            ((path, "--reader", "rule", "--extractor", "x"), "--extractor x: expected"),
+            ((path, "--reader", "rule", "--extractor", "x"), "extractor x: expected"),
         ):
             status, said = self.diagnose(*arguments)
             self.assertEqual(status, 2)

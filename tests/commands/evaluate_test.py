@@ -25,6 +25,8 @@ def call(name, **arguments):
 def answer(body):
     """Searches, notes that the width is 4 m, and answers so; the reader goes by the notes."""
     system, *rest = body["messages"]
+    if "Analysis:" in system["content"]:
+        return "Extracted answer: 4\nAnswer format: Integer"
     text = json.dumps(rest)
     if system["content"] == reader.READER_SYSTEM:
         return "The answer is 4." if "4 m wide" in text else "Not answerable."
@@ -53,7 +55,7 @@ class EvaluateTest(absltest.TestCase):
 
     def run_config(self, config, **changes):
         config.run_dir, config.data.root = str(self.run_dir), str(self.root)
-        config.extractor = "rule"
+        config.extractor = changes.pop("extractor", "rule")
         for section in (config.policy, config.reader):
             section.checkpoint = self.double.url
         for section in (config.policy_server, config.reader_server):
@@ -94,6 +96,17 @@ class EvaluateTest(absltest.TestCase):
         # Three messages a rollout, at 11 and 3 tokens each.
         [costs] = {(c.costs.prompt_tokens, c.costs.completion_tokens) for c in self.records()}
         self.assertEqual(costs, (33, 9))
+
+    def test_a_served_extractor(self):
+        self.write_mmlongbench()
+        summary = self.run_config(eval_mmlongbench.get_config(), extractor=self.double.url)
+        self.assertEqual(summary["rows"][0]["final_acc"], 1.0)
+        self.assertIn(f"extractor: double at {self.double.url}, ", summary["caption"]["scorer"])
+        page = (self.run_dir / "report.html").read_text()
+        self.assertIn("extractor: double at", page)
+        # Three answers and three readings; counting what strict scores differently asks no more.
+        asked = [b for b in self.double.bodies() if "Analysis:" in json.dumps(b["messages"])]
+        self.assertLen(asked, 6)
 
     def test_what_a_server_failed_at_is_not_wrong_and_is_done_again(self):
         self.write_mmlongbench()

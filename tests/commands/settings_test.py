@@ -53,7 +53,7 @@ class SettingsTest(parameterized.TestCase):
         with self.assertRaisesRegex(
             ValueError, "'oracle': expected agent, evidence_given, rag or direct"
         ):
-            evaluate._roll_out(config, None)
+            evaluate._roll_out(config, None, None)
 
 
 if __name__ == "__main__":

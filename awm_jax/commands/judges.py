@@ -1,4 +1,4 @@
-"""Who judges in `diagnose`: readers and extractors by URL, folder or name, and their verdicts."""
+"""Who judges: readers and extractors by URL, folder or name, and their verdicts."""
 
 import functools
 import pathlib
@@ -16,14 +16,14 @@ Extract = Callable[[Sequence[tuple[Question, str]]], Sequence[str | None]]
 
 
 def load_reader(
-    where: str, model: str, key: str | None, *, hosted: bool, dtype: str
+    where: str, model: str, key_variable: str | None, *, hosted: bool, dtype: str
 ) -> tuple[training_scorer.Read | None, str]:
     """Who reads the memories, and its name; None where the records hold the answers.
 
     Args:
       where: a server's URL, a checkpoint's folder, "rule" or `RECORDED`.
       model: as the server calls it; empty for its only one.
-      key: environment variable with the server's key.
+      key_variable: environment variable with the server's key.
       hosted: the server is a hosted service, which is not told to leave thinking off.
       dtype: of a checkpoint's weights.
 
@@ -36,7 +36,7 @@ def load_reader(
     if where == RECORDED:
         return None, "as recorded in the file"
     if served.is_url(where):
-        server = served.find_server(where, model, key)
+        server = served.find_server(where, model, key_variable)
         extra = None if hosted else served.THINKING_OFF
         generate, name = make_served_generate(server, max_tokens=256, extra=extra), str(server)
     else:
@@ -48,7 +48,7 @@ def load_reader(
 def load_extractor(
     where: str,
     model: str,
-    key: str | None,
+    key_variable: str | None,
     *,
     hosted: bool,
     dtype: str,
@@ -76,13 +76,13 @@ def load_extractor(
         one_turn=not hosted,
     )
     if served.is_url(where):
-        server = served.find_server(where, model, key)
+        server = served.find_server(where, model, key_variable)
         extract = functools.partial(
             model_extraction.extract_served, server, cache=model_extraction.Cache(cache)
         )
         name = str(server)
     else:
-        generate = _local(where, dtype, f"--extractor {where}: expected a URL, rule, none")
+        generate = _local(where, dtype, f"extractor {where}: expected a URL, rule, none")
         extract, name = functools.partial(model_extraction.extract_local, generate), where
     return functools.partial(extract, instructions=instructions), f"{name}, {instructions.name}"
 
