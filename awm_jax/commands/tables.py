@@ -15,7 +15,7 @@ import ml_collections
 from awm_jax.agent import records
 from awm_jax.commands import display, provenance
 from awm_jax.datasets import longdocurl, mmlongbench
-from awm_jax.evaluation import cells, longdocurl_report, paper
+from awm_jax.evaluation import audit, cells, longdocurl_report, paper
 from awm_jax.evaluation.tables import Caption
 from awm_jax.judging import extraction
 from awm_jax.types import Trajectory, Verdict
@@ -34,6 +34,7 @@ beside them. FILE holds the records of `evaluate` or of `train`'s evaluations.
   --checkpoint           Figure 4, memory-only accuracy by training step
   --samples              MMLongBench-Doc's own report for each --full
   --longdocurl_questions LongDocURL's own report for each --longdocurl
+  --audit_sheet          appendix B, the scores against people's marks
 
 Tables 3, 8 and 9 are made by `controlled`.
 """
@@ -61,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--longdocurl_questions", type=pathlib.Path, help="LongDocURL's LongDocURL_public.jsonl"
     )
+    found.add_argument(
+        "--audit_sheet", type=pathlib.Path, help="an audit_sheet.csv of `diagnose`, filled in"
+    )
     found.add_argument("--out", type=pathlib.Path, required=True, help="folder for the tables")
     return found
 
@@ -80,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
         name: _read(name, getattr(arguments, name))
         for name in ("full", "given", "method", "longdocurl", "checkpoint")
     }
-    if not any(given.values()):
+    if not any(given.values()) and not arguments.audit_sheet:
         raise ValueError("no records: name at least one of --full, --given and --checkpoint")
     summaries = {
         option: {label: cells.summarize(v for _, v in judged) for label, judged in runs.items()}
@@ -127,6 +131,17 @@ def _run(arguments: argparse.Namespace) -> int:
             folder = arguments.out / "longdocurl_report" / label.strip("+ ")
             caption = _caption(arguments, {"longdocurl": {label: judged}}, [])
             paths += paper.write(folder, table, caption)
+    if arguments.audit_sheet:
+        # Spreadsheets put a byte order mark before the first column's name.
+        agreement = audit.human_agreement(arguments.audit_sheet.read_text("utf-8-sig"))
+        caption = Caption(
+            dataset=str(arguments.audit_sheet),
+            scorer="that of the sheet's scores",
+            step_budget=None,
+            seed=None,
+            questions=agreement.marked + agreement.unmarked,
+        )
+        paths += paper.write(arguments.out, paper.agreement_table(agreement), caption)
     if steps:
         paths.append(arguments.out / "figure4.png")
         paper.plot_figure4(paths[-1], [("memory-only", steps)])

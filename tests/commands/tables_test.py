@@ -112,6 +112,14 @@ class TablesTest(absltest.TestCase):
             (rows["Understanding"]["accuracy"], rows["Understanding"]["mean"]), (0.5, 1.0)
         )
 
+    def test_a_sheet_that_people_filled_in(self):
+        sheet = "\ufeffexample,score,human_correct\n1,1.0,yes\n2,0.5,no\n3,0.0,\n"
+        (self.folder / "audit_sheet.csv").write_text(sheet, encoding="utf-8")
+        status, said = self.run_command(f"--audit_sheet={self.folder / 'audit_sheet.csv'}")
+        self.assertEqual(status, 0, said)
+        [row] = self.rows("manual_audit")
+        self.assertEqual((row["too_lenient"], row["too_strict"]), (1, 0))
+
     def test_what_cannot_be_read_is_said(self):
         path = self.write("a.jsonl", (1.0, 0.0))
         for argument, expected in (
