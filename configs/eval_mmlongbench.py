@@ -67,6 +67,23 @@ def get_config() -> ml_collections.ConfigDict:
     c.data.page_cache = ""
     c.data.samples = 1
 
+    # What finds pages: "lexical" (BM25 over the text layer), "jina" (Jina v4, hosted), "jina_vllm",
+    # or "text", any embedding server with the OpenAI API over the text layer.
+    c.embedder = ml_collections.ConfigDict()
+    c.embedder.kind = "lexical"
+    c.embedder.url = ""
+    c.embedder.model = ""
+    c.embedder.key_variable = config_dict.placeholder(str)
+    c.embedder.concurrency = 16
+    # Numbers of a single vector; with `multi` a vector a token of 128, compared by MaxSim.
+    c.embedder.size = 2048
+    c.embedder.multi = False
+    # For "jina_vllm" with `multi`: the .npy file of the multi-vector projector.
+    c.embedder.projector = ""
+    # For "text".
+    c.embedder.query_prefix = ""
+    c.embedder.page_prefix = ""
+
     c.policy = base.policy
     c.policy_server = server(max_tokens=1024)
     c.reader = base.reader

@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from awm_jax.datasets import longdocurl, mmlongbench, steps, tiny_world
-from awm_jax.documents import index, pdf, workers
+from awm_jax.documents import embed_served, exact, index, pdf, workers
+from awm_jax.documents.embed_served import Embedder
 from awm_jax.judging import reader, training_scorer
 from awm_jax.models import hf
 from awm_jax.models.processor import Processor, load_processor
@@ -67,7 +68,10 @@ def make_render(data: ml_collections.ConfigDict, documents: Mapping[str, Documen
 
 @contextlib.contextmanager
 def open_library(
-    data: ml_collections.ConfigDict, *, index_at: str | pathlib.Path
+    data: ml_collections.ConfigDict,
+    *,
+    index_at: str | pathlib.Path,
+    embedder: Embedder | None = None,
 ) -> Iterator[Library]:
     """Opens the data set's documents and indexes those that are not in the index yet.
 
@@ -75,10 +79,12 @@ def open_library(
       data: `dataset`, `root`, `dpi`, `max_pixels`, `page_cache` and, for the tiny world, what to
         make. The data set "recipe" is a folder with questions.jsonl and documents/, such as a
         step of the recipe leaves.
-      index_at: a folder for embedded Qdrant, or the URL of a server.
+      index_at: a folder for embedded Qdrant, or the URL of a server; a folder with `embedder`.
+      embedder: searches by its vectors, which are kept in `index_at`, instead of by words.
 
     Raises:
       ValueError: there is no question, or no document that can be opened.
+      ServerError: a page could not be embedded.
     """
     root = pathlib.Path(data.root)
     match data.dataset:
@@ -118,11 +124,28 @@ def open_library(
         for document in documents.values()
         for warning in document.warnings
     ]
-    with contextlib.closing(index.open_client(index_at)) as client:
-        report = index.build_index(client, list(documents.values()))
+    with contextlib.ExitStack() as stack:
+        if embedder is None:
+            client = stack.enter_context(contextlib.closing(index.open_client(index_at)))
+            report = index.build_index(client, list(documents.values()))
+            search = index.make_search(client, list(documents.values()))
+        else:
+            report = f"{embedder.name}, all pages of a document compared"
+            search = exact.make_vector_search(
+                embed_served.kept(embedder, index_at),
+                list(documents.values()),
+                # What the policy is shown may be smaller than what the embedder reads.
+                render=pdf.make_render(
+                    documents,
+                    dpi=data.dpi,
+                    max_pixels=embed_served.JINA_MAX_PIXELS,
+                    cache_bytes=0,
+                    run=workers.run,
+                ),
+            )
         yield Library(
             questions=tuple(questions),
-            search=index.make_search(client, list(documents.values())),
+            search=search,
             render=make_render(data, documents),
             page_count=lambda name: documents[name].page_count,
             provenance=(*notes, f"index: {report}"),

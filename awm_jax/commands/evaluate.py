@@ -12,6 +12,7 @@ import ml_collections
 from awm_jax.agent import rollout, settings
 from awm_jax.agent.records import Costs
 from awm_jax.commands import build, display, judges, provenance, served
+from awm_jax.documents import embed
 from awm_jax.evaluation import audit, cells, report, tables
 from awm_jax.evaluation.run import evaluate
 from awm_jax.judging import longdocurl, mmlongbench, reader, training_scorer
@@ -42,7 +43,9 @@ def run(config: ml_collections.ConfigDict) -> None:
     facts = provenance.facts(config)
     limits = rollout.RolloutSettings(**config.rollout)
     spent = served.Costs()
-    with build.open_library(config.data, index_at=run_dir / "index") as library:
+    embedder = served.served_embedder(config.embedder)
+    index_at = run_dir / ("index" if embedder is None else "vectors")
+    with build.open_library(config.data, index_at=index_at, embedder=embedder) as library:
         # Without gold pages there is nothing to give.
         given = config.setting == "evidence_given"
         questions = [q for q in library.questions if q.evidence_pages or not given]
@@ -78,6 +81,7 @@ def run(config: ml_collections.ConfigDict) -> None:
                     "reader": reader_name,
                     "scorer": scorer,
                     "setting": config.setting,
+                    "embedder": embed.NAME if embedder is None else embedder.name,
                     "rollout": config.rollout.to_dict(),
                     "data": build.page_settings(config.data),
                 },

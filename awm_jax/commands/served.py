@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from awm_jax import servers
+from awm_jax.documents import embed_served
+from awm_jax.documents.embed_served import Embedder
 from awm_jax.policy_served import make_served_generate
 from awm_jax.servers import Reply, Server
 from awm_jax.types import Generate, Prompt
@@ -66,6 +68,37 @@ def served_generate(
     server = find_server(url, **settings)
     extra = {**(THINKING_OFF if thinking_off and not hosted else {}), **fields}
     return make_served_generate(server, **of_generate, extra=extra, on_reply=on_reply), server
+
+
+def served_embedder(section: Mapping[str, Any]) -> Embedder | None:
+    """The embedder of pages and queries that a config names; None for search by words.
+
+    Args:
+      section: `kind`, "lexical", "jina" (hosted), "jina_vllm" or "text"; `url`, `model` and
+        `key_variable` of its server, and what the embedder of this kind takes.
+
+    Raises:
+      ValueError: the kind is none of these; see `find_server`.
+      ServerError: see `find_server`.
+    """
+    kind = section["kind"]
+    if kind == "lexical":
+        return None
+    if kind not in ("jina", "jina_vllm", "text"):
+        raise ValueError(f"embedder {kind!r}: expected lexical, jina, jina_vllm or text")
+    server = find_server(
+        section["url"],
+        section["model"],
+        section["key_variable"],
+        concurrency=section["concurrency"],
+    )
+    if kind == "jina":
+        return embed_served.jina_hosted(server, multi=section["multi"], size=section["size"])
+    if kind == "text":
+        prefixes = {name: section[name] for name in ("query_prefix", "page_prefix")}
+        return embed_served.text_embedder(server, size=section["size"], **prefixes)
+    projector = embed_served.load_projector(section["projector"]) if section["multi"] else None
+    return embed_served.jina_vllm(server, projector=projector, size=section["size"])
 
 
 def _json_object(text: str) -> dict[str, Any]:

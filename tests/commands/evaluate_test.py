@@ -108,6 +108,25 @@ class EvaluateTest(absltest.TestCase):
         asked = [b for b in self.double.bodies() if "Analysis:" in json.dumps(b["messages"])]
         self.assertLen(asked, 6)
 
+    def test_pages_are_found_by_a_served_embedder_and_embedded_once(self):
+        self.write_mmlongbench()
+        self.double.embed = lambda text: [1.0, 0.0] if "width is" in text else [0.6, 0.8]
+        config = eval_mmlongbench.get_config()
+        config.embedder.kind, config.embedder.url = "text", self.double.url
+        config.embedder.size, config.rollout.top_k = 2, 1
+        config.embedder.query_prefix = "The width is: "
+        summary = self.run_config(config, model="double")
+        # The only page that is shown is the one whose vector is the query's.
+        notes = [record.trajectory.memory.findings for record in self.records()]
+        self.assertEqual({f.source_page for found in notes for f in found}, {2})
+        self.assertEqual(summary["rows"][0]["mem_acc"], 1.0)
+        asked = [body["input"][0] for body in self.double.bodies("/v1/embeddings")]
+        self.assertCountEqual(
+            [text for text in asked if not text.startswith("The width is: ")],
+            ["Contents\n", "The width is 4 m.\n"],
+        )
+        self.assertLen(list((self.run_dir / "vectors").rglob("*.npy")), 2)
+
     def test_what_a_server_failed_at_is_not_wrong_and_is_done_again(self):
         self.write_mmlongbench()
         self.double.script.extend(["", "400"])
