@@ -16,7 +16,6 @@ setuptools.setup(
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
-        "certifi",
         "chex>=0.1.90",
         "flax>=0.12.6",
         "jax>=0.10.2",
@@ -24,6 +23,7 @@ setuptools.setup(
         "matplotlib>=3.9",
         "ml-collections>=1.1",
         "numpy>=2.0",
+        "openai>=2.0",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.12.8",
         "pillow>=11.0",
@@ -34,7 +34,6 @@ setuptools.setup(
         "safetensors>=0.6",
         "tokenizers>=0.22",
         "transformers>=5.0",
-        "urllib3>=2.2",
     ],
     package_data={
         "awm_jax.agent": ["trajectory.schema.json"],

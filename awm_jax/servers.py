@@ -27,13 +27,11 @@ import re
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import certifi
 import numpy as np
-import urllib3
+import openai
 from PIL import Image
 
 # What `ServerError.kind` and `Failure.kind` can be.
@@ -49,9 +47,9 @@ _RETRIED_STATUSES = (408, 409, 425, 429)
 # However long a server asks to be left alone, and however often it failed.
 _LONGEST_WAIT_S = 60.0
 _CONNECT_S = 10.0
-# Connections to one host that are kept open for the next requests, and bytes read at once.
-_KEPT_CONNECTIONS = 1024
-_PIECE = 1 << 16
+# Asks the client for a reply that is read piece by piece, so that the time-out holds for the
+# whole of it: a server that sends a byte now and then would otherwise never time out.
+_READ_IN_PIECES = {"X-Stainless-Raw-Response": "stream"}
 _VARIABLE_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 # What hosted services append to a model's name: -2024-08-06, -20240806, -0613.
 _VERSION = re.compile(r"-(\d{4}|\d{8}|\d{4}-\d{2}-\d{2})")
@@ -463,25 +461,16 @@ def _throttle(server: Server) -> _Throttle:
 
 
 @functools.cache
-def _connections(url: str) -> urllib3.PoolManager:
-    """Holds the connections to a scheme and host, for all threads, and no key.
+def _any_client() -> openai.OpenAI:
+    """Holds the connections to all servers, for all threads, and no key."""
+    client = openai.OpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0)
+    atexit.register(client.close)
+    return client
 
-    As other clients do, it goes by the proxies that the environment names.
-    """
-    scheme, host = urllib.parse.urlsplit(url)[:2]
-    proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
-    # Certificates that do not depend on how Python was installed.
-    options = {"maxsize": _KEPT_CONNECTIONS, "ca_certs": certifi.where()}
-    if proxy is None:
-        connections = urllib3.PoolManager(**options)
-    else:
-        given = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
-        own = urllib3.util.make_headers(
-            proxy_basic_auth=given.auth and urllib.parse.unquote(given.auth)
-        )
-        connections = urllib3.ProxyManager(given.url, proxy_headers=own, **options)
-    atexit.register(connections.clear)
-    return connections
+
+@functools.cache
+def _client(base_url: str) -> openai.OpenAI:
+    return _any_client().with_options(base_url=base_url)
 
 
 def _key(server: Server) -> str | None:
@@ -505,51 +494,37 @@ def _without_key(text: str, key: str | None) -> str:
 def _attempt(server: Server, path: str, body: Mapping | None, key: str | None) -> dict[str, Any]:
     """The JSON object that the server replies; `_AttemptFailed` for everything else."""
     start = time.monotonic()
+    client = _client(server.base_url)
     if path.startswith("/"):
-        url = urllib.parse.urljoin(server.base_url, path)
-    else:
-        url = f"{server.base_url.rstrip('/')}/{path}"
-    headers = {"Accept": "application/json", "User-Agent": "awm_jax"}
+        path = urllib.parse.urljoin(server.base_url, path)
+    headers = dict(_READ_IN_PIECES)
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
-    sent = None
-    if body is not None:
-        headers["Content-Type"] = "application/json"
-        sent = json.dumps(_well_formed(body), ensure_ascii=False, allow_nan=False).encode()
-    timeout = urllib3.Timeout(connect=min(server.timeout_s, _CONNECT_S), read=server.timeout_s)
+    options = {
+        "headers": headers,
+        "timeout": openai.Timeout(server.timeout_s, connect=min(server.timeout_s, _CONNECT_S)),
+        # Pages and keys go to the host that was named and to no other.
+        "follow_redirects": False,
+    }
     try:
-        response = _connections(urllib.parse.urljoin(url, "/")).request(
-            "GET" if body is None else "POST",
-            url,
-            body=sent,
-            headers=headers,
-            timeout=timeout,
-            retries=False,
-            # Pages and keys go to the host that was named and to no other.
-            redirect=False,
-            preload_content=False,
-        )
+        if body is None:
+            response = client.get(path, cast_to=object, options=options)
+        else:
+            response = client.post(path, cast_to=object, body=_well_formed(body), options=options)
         with contextlib.closing(response):
             content = bytearray()
-            # In pieces, so that the time-out holds for the whole of it: a server that sends a
-            # byte now and then would otherwise never time out.
-            while piece := response.read1(_PIECE):
+            for piece in response.iter_bytes():
                 content += piece
                 if time.monotonic() - start > server.timeout_s:
                     raise _AttemptFailed(f"no whole reply in {server.timeout_s:g} s", TIMEOUT)
-            # Before it is closed, which would end a connection that can be used again.
-            response.release_conn()
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        # A refused connection counts as a time-out there.
-        refused = isinstance(error, urllib3.exceptions.NewConnectionError)
-        if isinstance(error, urllib3.exceptions.TimeoutError) and not refused:
-            raise _AttemptFailed(f"no reply in {server.timeout_s:g} s", TIMEOUT) from error
-        cause = error.__cause__ or error
-        raise _AttemptFailed(
-            f"{type(cause).__name__}: {_one_line(str(cause))}", CONNECTION
-        ) from error
-    if not 200 <= response.status < 300:
-        raise _status_failure(response.status, response.headers, bytes(content))
+    except (_AttemptFailed, TypeError, ValueError):
+        raise
+    except openai.APIStatusError as error:
+        raise _status_failure(error) from error
+    except Exception as error:
+        # What the transport raises, which is httpx or its successor by the client's version; the
+        # client passes on as it is what comes up while a reply is read in pieces.
+        raise _transport_failure(server, error) from error
     try:
         reply = json.loads(content)
     except ValueError as error:
@@ -566,31 +541,33 @@ def _attempt(server: Server, path: str, body: Mapping | None, key: str | None) -
     return reply
 
 
-def _status_failure(status: int, headers: Mapping[str, str], content: bytes) -> _AttemptFailed:
-    text = content.decode("utf-8", "replace")
-    try:
-        body = json.loads(text)
-    except ValueError:
-        body = text
-    error = body.get("error", body) if isinstance(body, dict) else body
-    code = str(error.get("code")) if isinstance(error, dict) else ""
-    detail = _detail(error)
-    if status in (400, 413, 422) and (_NOT_FITTING.search(detail) or "context_length" in code):
+def _status_failure(error: openai.APIStatusError) -> _AttemptFailed:
+    status, detail = error.status_code, _detail(error.body)
+    if status in (400, 413, 422) and (
+        _NOT_FITTING.search(detail) or "context_length" in str(error.code)
+    ):
         return _AttemptFailed(f"HTTP {status}: {detail}", CONTEXT_FULL, retried=False)
     retried = status in _RETRIED_STATUSES or status >= 500
-    if code == "insufficient_quota":
+    if error.code == "insufficient_quota":
         retried = False
     hint = ""
     if status == 404:
         hint = "; is the model's name right, and does the URL end in the version, such as /v1?"
     elif 300 <= status < 400:
-        hint = f"; it points to {headers.get('location')!r}: name that"
+        hint = f"; it points to {error.response.headers.get('location')!r}: name that"
     return _AttemptFailed(
         f"HTTP {status}: {detail}{hint}",
         STATUS,
         retried=retried,
-        retry_after_s=_retry_after_s(headers),
+        retry_after_s=_retry_after_s(error.response.headers),
     )
+
+
+def _transport_failure(server: Server, error: Exception) -> _AttemptFailed:
+    if isinstance(error, openai.APITimeoutError) or "Timeout" in type(error).__name__:
+        return _AttemptFailed(f"no reply in {server.timeout_s:g} s", TIMEOUT)
+    cause = error.__cause__ or error
+    return _AttemptFailed(f"{type(cause).__name__}: {_one_line(str(cause))}", CONNECTION)
 
 
 def _detail(body: object) -> str:

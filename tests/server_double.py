@@ -75,7 +75,6 @@ class ServerDouble:
       requests: what was asked, in that order.
       headers: sent with each reply, such as Retry-After.
       busiest: the most requests that it had at one time.
-      keep_alive: whether a connection is for more than one request.
     """
 
     def __init__(
@@ -84,10 +83,8 @@ class ServerDouble:
         *,
         embed: Callable[[Any], Any] = lambda item: [1.0, 0.0],
         model: str = MODEL,
-        keep_alive: bool = False,
     ):
         self.answer, self.embed, self.model = answer, embed, model
-        self.keep_alive = keep_alive
         self.script: collections.deque[str] = collections.deque()
         self.requests: list[Request] = []
         self.headers: dict[str, str] = {}
@@ -156,10 +153,6 @@ class _Server(http.server.ThreadingHTTPServer):
 
 def _handler(double: ServerDouble) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1" if double.keep_alive else "HTTP/1.0"
-        # An idle connection does not hold up the end of the test.
-        timeout = 0.5 if double.keep_alive else None
-
         def do_GET(self):
             self._do(None)
 
@@ -182,7 +175,6 @@ def _handler(double: ServerDouble) -> type[http.server.BaseHTTPRequestHandler]:
                 double.end()
 
         def _misbehave(self, trouble, request):
-            self.close_connection = trouble not in _STATUSES
             if trouble in _STATUSES:
                 status, error = _STATUSES[trouble]
                 key = self.headers.get("Authorization", "").removeprefix("Bearer ")
