@@ -49,6 +49,9 @@ setuptools.setup(
         ],
         # Live comparison with Hugging Face; the committed goldens need none of it.
         "parity": ["torch>=2.8"],
+        # What `log_to` of a config may name.
+        "tensorboard": ["tensorboardX>=2.6"],
+        "wandb": ["wandb>=0.17"],
         # Plans for TPUs without them: `python -m awm_jax plan`.
         "plan": ["libtpu>=0.0.42"],
     },

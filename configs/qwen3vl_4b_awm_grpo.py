@@ -66,15 +66,37 @@ def get_config() -> ml_collections.ConfigDict:
     c.groups.epsilon = 1e-6  # [paper]
     c.groups.ddof = 0
     c.groups.scale_by_std = True  # [paper]
+    # Whether the tokens of groups whose rewards are all equal, which have no gradient, leave the
+    # average over tokens too.
+    c.groups.leave_out_equal = False
+
+    # How often a step's groups are gone through, and in how many updates each time; the policy that
+    # sampled stays the old one of the ratio.
+    c.grpo = ml_collections.ConfigDict()
+    c.grpo.epochs = 1
+    c.grpo.minibatches = 1
+    # An update whose loss or gradient is not finite is skipped; so many such steps on end are one
+    # too many.
+    c.grpo.stop_after_skipped = 3
 
     c.loss = ml_collections.ConfigDict()
     c.loss.clip_low = 0.2  # [precursor]
     c.loss.clip_high = 0.28  # [precursor]
     c.loss.aggregate = "token"
 
+    # With a rank above 0 low-rank adapters of these projections are all that is trained; what is
+    # exported are the merged parameters.
+    c.lora = ml_collections.ConfigDict()
+    c.lora.rank = 0
+    c.lora.alpha = 16.0
+    c.lora.projections = ("q_proj", "k_proj", "v_proj", "o_proj")
+
     c.optimizer = ml_collections.ConfigDict()
     c.optimizer.learning_rate = 1e-6  # [precursor]
     c.optimizer.warmup_steps = 0  # constant rate [precursor]
+    # After the warm-up "constant", or "cosine" or "linear" down to the final rate at the last step.
+    c.optimizer.decay = "constant"
+    c.optimizer.final_learning_rate = 0.0
     c.optimizer.b1 = 0.9  # [precursor]
     c.optimizer.b2 = 0.98  # [precursor]
     c.optimizer.weight_decay = 0.01  # [precursor]
@@ -93,6 +115,10 @@ def get_config() -> ml_collections.ConfigDict:
     c.checkpoints_kept = 2
     c.best_checkpoints_kept = 0
     c.best_metric = "reward"
+    # Beside metrics.jsonl: "tensorboard", "wandb" (extras of the same names).
+    c.log_to = ()
+    # The step of which a trace for a profiler is kept; -1 for none.
+    c.profile_step = -1
     c.export = "bfloat16"
     # Eight is as far as the key/value heads divide; four leave a batch for the other chips.
     c.mesh = ml_collections.ConfigDict()

@@ -75,15 +75,37 @@ def get_config() -> ml_collections.ConfigDict:
     c.groups.epsilon = 1e-6
     c.groups.ddof = 0
     c.groups.scale_by_std = True
+    # Whether the tokens of groups whose rewards are all equal, which have no gradient, leave the
+    # average over tokens too.
+    c.groups.leave_out_equal = False
+
+    # How often a step's groups are gone through, and in how many updates each time; the policy that
+    # sampled stays the old one of the ratio.
+    c.grpo = ml_collections.ConfigDict()
+    c.grpo.epochs = 1
+    c.grpo.minibatches = 1
+    # An update whose loss or gradient is not finite is skipped; so many such steps on end are one
+    # too many.
+    c.grpo.stop_after_skipped = 3
 
     c.loss = ml_collections.ConfigDict()
     c.loss.clip_low = 0.2
     c.loss.clip_high = 0.28
     c.loss.aggregate = "token"
 
+    # With a rank above 0 low-rank adapters of these projections are all that is trained; what is
+    # exported are the merged parameters.
+    c.lora = ml_collections.ConfigDict()
+    c.lora.rank = 0
+    c.lora.alpha = 16.0
+    c.lora.projections = ("q_proj", "k_proj", "v_proj", "o_proj")
+
     c.optimizer = ml_collections.ConfigDict()
     c.optimizer.learning_rate = 2e-4
     c.optimizer.warmup_steps = 5
+    # After the warm-up "constant", or "cosine" or "linear" down to the final rate at the last step.
+    c.optimizer.decay = "constant"
+    c.optimizer.final_learning_rate = 0.0
     c.optimizer.b1 = 0.9
     c.optimizer.b2 = 0.98
     c.optimizer.weight_decay = 0.0
@@ -122,6 +144,10 @@ def get_config() -> ml_collections.ConfigDict:
     c.checkpoints_kept = 2
     c.best_checkpoints_kept = 0
     c.best_metric = "reward"
+    # Beside metrics.jsonl: "tensorboard", "wandb" (extras of the same names).
+    c.log_to = ()
+    # The step of which a trace for a profiler is kept; -1 for none.
+    c.profile_step = -1
     # The type of the policy that is exported at the end.
     c.export = "float32"
     return c

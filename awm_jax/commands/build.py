@@ -17,11 +17,11 @@ from awm_jax.datasets import longdocurl, mmlongbench, steps, tiny_world
 from awm_jax.documents import embed_served, exact, index, pdf, workers
 from awm_jax.documents.embed_served import Embedder
 from awm_jax.judging import reader, training_scorer
-from awm_jax.models import hf
+from awm_jax.models import hf, lora
 from awm_jax.models.processor import Processor, load_processor
 from awm_jax.models.qwen3_vl import Model
 from awm_jax.policy import PageFeatures, PolicyGenerate, make_generate, page_positions
-from awm_jax.training import batch, hosts, sharding
+from awm_jax.training import batch, grpo, hosts, sharding
 from awm_jax.training.batch import PackShape, PolicyBatch, TrainingSequence
 from awm_jax.types import Document, Question, Render, Search, Trajectory, Verdict
 
@@ -308,6 +308,31 @@ def _for_sampling(params: Mapping[str, Any], mesh: Mesh, dtype: str) -> Mapping[
 def split_frozen(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is not trained, the vision tower, and what is."""
     return {"visual": params["visual"]}, {k: v for k, v in params.items() if k != "visual"}
+
+
+def trained_part(
+    policy: Policy, *, rank: int, alpha: float, projections: Sequence[str], seed: int
+) -> tuple[Mapping[str, Any], Mapping[str, Any], Callable[..., Mapping[str, Any]]]:
+    """What is not trained, what is, and the function that makes the policy's parameters of both.
+
+    Args:
+      policy: the warm start.
+      rank: of LoRA's adapters, which are then all that is trained; 0 for the whole decoder.
+      alpha, projections: see `awm_jax.models.lora`; not read at rank 0.
+      seed: the adapters' numbers depend on it.
+
+    Raises:
+      ValueError: as `lora.init_adapters`.
+    """
+    frozen, decoder = split_frozen(policy.params)
+    if rank == 0:
+        return frozen, decoder, grpo.joined
+    adapters = lora.init_adapters(
+        decoder, jax.random.key(seed), rank=rank, projections=tuple(projections)
+    )
+    laid = sharding.shardings(adapters, sharding.placement(policy.mesh))
+    merge = jax.jit(functools.partial(lora.merge, alpha=alpha))
+    return policy.params, jax.device_put(adapters, laid), merge
 
 
 def export(

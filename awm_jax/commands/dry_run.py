@@ -8,7 +8,7 @@ import ml_collections
 
 from awm_jax.agent import records, rollout
 from awm_jax.commands import checks as settings_checks
-from awm_jax.commands import display
+from awm_jax.commands import display, metric_logs
 from awm_jax.datasets import longdocurl, mmlongbench, steps
 from awm_jax.models import hf
 from awm_jax.models.processor import load_processor
@@ -40,7 +40,12 @@ def run(command: str, config: ml_collections.ConfigDict) -> None:
             )
         checks["groups"] = lambda: settings_checks.check_groups(config.groups)
         checks["steps"] = lambda: settings_checks.check_steps(config.steps)
-        checks["optimizer"] = lambda: _optimizer(config.optimizer)
+        checks["optimizer"] = lambda: _optimizer(config)
+        checks["updates"] = lambda: settings_checks.check_updates(config)
+        checks["loss"] = lambda: settings_checks.check_loss(config.loss)
+        checks["mesh"] = lambda: settings_checks.check_mesh(config)
+        checks["types"] = lambda: settings_checks.check_dtypes(config)
+        checks["logs"] = lambda: metric_logs.check(config.log_to)
     if "attention" in config:
         # The devices may be others where it is run.
         checks["attention"] = lambda: settings_checks.check_attention(
@@ -92,9 +97,10 @@ def _data(section: ml_collections.ConfigDict) -> str:
     return f"{root}, {sum(1 for _ in (root / 'documents').glob('*'))} files of documents"
 
 
-def _optimizer(section: ml_collections.ConfigDict) -> str:
-    state.adamw(**section)
-    return f"AdamW, learning rate {section.learning_rate}"
+def _optimizer(config: ml_collections.ConfigDict) -> str:
+    section = config.optimizer
+    state.adamw(**section, updates=settings_checks.update_count(config))
+    return f"AdamW, learning rate {section.learning_rate}, {section.decay}"
 
 
 def _trajectories(config: ml_collections.ConfigDict) -> str:

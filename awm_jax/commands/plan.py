@@ -40,6 +40,11 @@ def run(config: ml_collections.ConfigDict, *, topology: str, quick: bool, output
     if cpu := re.fullmatch(r"(?:h100|h200|cpu):(\d+)", topology):
         jax.config.update("jax_num_cpu_devices", int(cpu[1]))
     checks.check_attention(config.attention, None, config.policy.dtype)
+    if config.lora.rank:
+        raise ValueError(
+            f"found lora.rank {config.lora.rank}: plan knows the training of whole decoders alone; "
+            "lora.rank 0 gives an upper bound"
+        )
     target = plan.find_target(topology)
     mesh = plan.target_mesh(target, **config.mesh)
     job = _job(config, target)
@@ -64,7 +69,7 @@ def _job(config: ml_collections.ConfigDict, target: plan.Target) -> plan.Job:
         remat=config.remat,
         # A kernel can be compiled for its own hardware only.
         attention=config.attention if IMPLEMENTATIONS[config.attention] in (None, here) else "xla",
-        optimizer=state.adamw(**config.optimizer),
+        optimizer=state.adamw(**config.optimizer, updates=checks.update_count(config)),
         policy_loss=functools.partial(losses.clipped_policy_loss, **config.loss),
         packing=PackShape(**config.packing),
         log_prob_chunk=config.log_prob_chunk,

@@ -7,14 +7,15 @@ import json
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import ml_collections
+import optax
 
 from awm_jax.agent import records, rollout
-from awm_jax.commands import build, checks, display, provenance
+from awm_jax.commands import build, checks, display, metric_logs, provenance
 from awm_jax.evaluation import audit, cells, report, statistics, tables
 from awm_jax.evaluation.run import evaluate
 from awm_jax.judging import mmlongbench
@@ -27,6 +28,7 @@ from awm_jax.types import Generate, Trajectory, Verdict
 _EVALUATION = 1_000_003
 # The paper's names of the two rewards, for tables and curves; others go by their config's.
 _PAPER_NAMES = {"answer_grpo": "+ Answer-GRPO", "awm_grpo": "+ AWM-GRPO"}
+_NOTHING = contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,6 +40,7 @@ class _Job:
     policy: build.Policy
     reader: build.Reader
     settings: rollout.RolloutSettings
+    rate: optax.Schedule
 
     def roll_out(
         self, tasks: Sequence[grpo.Task], generate: Generate, library: build.Library
@@ -80,6 +83,11 @@ def _run(config: ml_collections.ConfigDict) -> None:
     rewards = {name: checks.cell_rewards(values) for name, values in config.rewards.items()}
     checks.check_groups(config.groups)
     checks.check_steps(config.steps)
+    checks.check_updates(config)
+    checks.check_loss(config.loss)
+    checks.check_dtypes(config)
+    metric_logs.check(config.log_to)
+    rate = checks.learning_rate(config)
     checks.check_attention(config.attention, jax.default_backend(), config.policy.dtype)
     mesh = sharding.make_mesh(**config.mesh)
     run_dir = pathlib.Path(config.run_dir)
@@ -109,6 +117,7 @@ def _run(config: ml_collections.ConfigDict) -> None:
             ),
             build.load_reader(config.reader, mesh),
             rollout.RolloutSettings(**config.rollout),
+            rate,
         )
         display.show_plan("AWM-GRPO", _plan(job, training, held_out, facts))
         variants, curves = {"SFT": job.policy.params}, []
@@ -170,8 +179,9 @@ def _train(
     folder = job.run_dir / name
     folder.mkdir(exist_ok=True)
     metrics_path, rollouts_path = folder / "metrics.jsonl", folder / "trajectories.jsonl"
-    optimizer = state.adamw(**config.optimizer)
-    frozen, trained = build.split_frozen(job.policy.params)
+    optimizer = state.adamw(**config.optimizer, updates=checks.update_count(config))
+    frozen, trained, join = build.trained_part(job.policy, **config.lora, seed=config.seed)
+    whole = functools.partial(join, frozen)
     update = grpo.make_update(
         job.policy.model,
         frozen,
@@ -182,6 +192,7 @@ def _train(
         chunk_size=config.log_prob_chunk,
         mesh=job.policy.mesh,
         dtype=job.policy.dtype,
+        join=join,
     )
     measured: dict[int, float | None] = {}
     with checkpoint.open_checkpoints(
@@ -201,14 +212,21 @@ def _train(
         if hosts.first():
             lines.keep(metrics_path, lambda line: line["step"] < done)
             lines.keep(rollouts_path, lambda line: line["seed"][1] < done)
-        with display.steps(f"{name} {tuple(cell_rewards)}", config.steps, done) as show:
+        logs = config.log_to if hosts.first() else ()
+        with (
+            display.steps(f"{name} {tuple(cell_rewards)}", config.steps, done) as show,
+            metric_logs.open_logs(logs, folder, done=done, config=config.to_dict()) as log,
+        ):
+            skipped = []
             for metrics in lines.read(metrics_path):
                 measured[metrics["step"]] = _measure(config, metrics)
+                skipped.append(metrics["skipped_updates"])
                 show(metrics)
             for step in range(done, config.steps):
-                current, metrics, rollouts = _step(
-                    job, step, current, frozen, update, cell_rewards, library, folder
-                )
+                with _profiled(folder) if step == config.profile_step else _NOTHING:
+                    current, metrics, rollouts = _step(
+                        job, step, current, whole, update, cell_rewards, library, folder
+                    )
                 # The step's rollouts were made by the policy of the checkpoint of that step.
                 measured[step] = _measure(config, metrics)
                 if hosts.first():
@@ -218,16 +236,28 @@ def _train(
                 # The checkpoint before that one is whole by now.
                 pending.forget(folder / hosts.own_name("pending"), before=step)
                 show(metrics)
+                log(metrics)
+                skipped.append(metrics["skipped_updates"])
+                checks.check_skipped(skipped, config.grpo.stop_after_skipped, folder)
     if hosts.first():
         for outlived in folder.glob("pending*"):
             shutil.rmtree(outlived, ignore_errors=True)
-    params = {**frozen, **current.params}
+    params = whole(current.params)
     exported = folder / f"policy-{int(current.step)}"
     if not hosts.of_first(exported.exists()):
         build.export(
             job.policy, params, exported, assets=config.policy.checkpoint, dtype=config.export
         )
     return params, lines.read(metrics_path)
+
+
+@contextlib.contextmanager
+def _profiled(folder: pathlib.Path) -> Iterator[None]:
+    """A trace of what is done, for TensorBoard's or Perfetto's viewer."""
+    path = folder / hosts.own_name("profile")
+    with jax.profiler.trace(str(path)):
+        yield
+    display.show_files([path])
 
 
 def _measure(config: ml_collections.ConfigDict, metrics: Mapping[str, Any]) -> float | None:
@@ -240,7 +270,7 @@ def _measure(config: ml_collections.ConfigDict, metrics: Mapping[str, Any]) -> f
 
 
 def _step(
-    job: _Job, step, current: state.TrainState, frozen, update, cell_rewards, library, folder
+    job: _Job, step, current: state.TrainState, whole, update, cell_rewards, library, folder
 ) -> tuple[state.TrainState, dict[str, Any], list[records.Record]]:
     """Rolls out, judges and updates once."""
     groups, seed = job.config.groups, job.config.seed
@@ -249,9 +279,7 @@ def _step(
         library.questions, seed=seed, step=step, count=groups.questions_per_step
     )
     tasks = grpo.tasks_at_step(questions, group_size=groups.group_size, seed=seed, step=step)
-    params = {**frozen, **current.params}
-    trajectories, of_sampler = _play(job, tasks, params, step, library, folder)
-    del params
+    trajectories, of_sampler = _play(job, tasks, whole(current.params), step, library, folder)
     times.append(time.monotonic())
     verdicts = job.judge(trajectories)
     times.append(time.monotonic())
@@ -264,9 +292,11 @@ def _step(
         ddof=groups.ddof,
         scale_by_std=groups.scale_by_std,
     )
-    sequences, left_out = grpo.trained_sequences(trajectories, outcome, hosts.share(tasks))
-    batches = job.policy.pack(sequences, batch.PackShape(**job.config.packing))
-    current, of_update = grpo.update_state(update, current, batches, left_out)
+    rollouts = [
+        records.Record(trajectory, task[2], verdict)
+        for task, trajectory, verdict in zip(tasks, trajectories, verdicts, strict=True)
+    ]
+    current, of_update = _updates(job, step, current, update, rollouts, outcome, folder)
     times.append(time.monotonic())
     of_rollouts = grpo.step_metrics(trajectories, verdicts, outcome)
     sampled = of_rollouts["completions/mean_length"] * len(trajectories)
@@ -276,9 +306,11 @@ def _step(
     caches |= {f"cache/{name}": count for name, count in of_pages.items()}
     metrics = {
         "step": step,
+        "epoch": (step + 1) * groups.questions_per_step / len(library.questions),
         **of_rollouts,
         **of_update,
         "seconds": times[3] - times[0],
+        "step_time": times[3] - times[0],
         "seconds/rollout": times[1] - times[0],
         "seconds/judge": times[2] - times[1],
         "seconds/update": times[3] - times[2],
@@ -287,11 +319,64 @@ def _step(
         **hosts.total(caches),
         **{f"compiled/{half}": count for half, count in update.compiled().items()},
     }
-    rollouts = [
-        records.Record(trajectory, task[2], verdict)
-        for task, trajectory, verdict in zip(tasks, trajectories, verdicts, strict=True)
-    ]
     return current, metrics, rollouts
+
+
+def _updates(
+    job: _Job,
+    step: int,
+    current: state.TrainState,
+    update: grpo.Update,
+    rollouts: Sequence[records.Record],
+    outcome: grpo.Outcome,
+    folder: pathlib.Path,
+) -> tuple[state.TrainState, dict[str, float]]:
+    """The step's updates, one for each mini-batch of each epoch, and the means of their metrics.
+
+    One whose loss or gradient is not finite is skipped: what it was given goes to disk, with
+    tokens; the parameters are those of the checkpoint of this step, where it was the first.
+    """
+    config, found, skipped = job.config, [], 0
+    parts = grpo.minibatches(
+        config.groups.questions_per_step,
+        epochs=config.grpo.epochs,
+        minibatches=config.grpo.minibatches,
+        seed=(config.seed, step),
+    )
+    trajectories = [record.trajectory for record in rollouts]
+    own = hosts.share(trajectories)
+    for number, groups in enumerate(parts):
+        sequences, left_out = grpo.trained_sequences(trajectories, outcome, own, groups)
+        if config.groups.leave_out_equal:
+            left_out = 0
+        batches = job.policy.pack(sequences, batch.PackShape(**config.packing))
+        try:
+            current, metrics = grpo.update_state(update, current, batches, left_out)
+        except grpo.NotFinite:
+            skipped, metrics = skipped + 1, {}
+            path = folder / hosts.own_name(f"skipped-{step}-{number}.jsonl")
+            path.unlink(missing_ok=True)
+            group_size = config.groups.group_size
+            places = [i for i in range(len(rollouts))[own] if i // group_size in groups]
+            records.append_records(path, [rollouts[i] for i in places], with_tokens=True)
+        else:
+            # The step counts steps.
+            current = current._replace(step=current.step - 1)
+        found.append(metrics)
+    names = dict.fromkeys(name for metrics in found for name in metrics)
+    means = {}
+    for name in names:
+        values = [metrics[name] for metrics in found if name in metrics]
+        means[name] = sum(values) / len(values)
+    if means:
+        means |= {
+            "clip_ratio/low_mean": means["clip_low_share"],
+            "clip_ratio/high_mean": means["clip_high_share"],
+            "clip_ratio/region_mean": means["clip_low_share"] + means["clip_high_share"],
+        }
+    means["learning_rate"] = float(job.rate(step * len(parts)))
+    means["skipped_updates"] = skipped
+    return current._replace(step=current.step + 1), means
 
 
 def _of_all(tasks: Sequence[grpo.Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -308,10 +393,13 @@ def _of_all(tasks: Sequence[grpo.Task], trajectories: Sequence[Trajectory]) -> l
 def _shared(config: ml_collections.ConfigDict, cell_rewards: CellRewards) -> dict[str, Any]:
     """The settings that a resumed run must have in common with the one that it goes on from."""
     settings = {**config.to_dict(), "rewards": cell_rewards}
-    what_else = ("run_dir", "steps", "eval_data", "export")
+    what_else = ("run_dir", "eval_data", "export", "log_to", "profile_step")
     kept = ("checkpoints_kept", "best_checkpoints_kept", "best_metric")
     for free in (*what_else, *kept, "mesh", "hosts", "remat", "attention"):
         del settings[free]
+    # A rate that is constant does not depend on how long the run is.
+    if config.optimizer.decay == "constant":
+        del settings["steps"]
     # As it comes back from the checkpoint, lists for tuples.
     return json.loads(json.dumps(settings))
 
@@ -321,6 +409,8 @@ def _play(
 ) -> tuple[list[Trajectory], dict[str, int]]:
     """The step's rollouts, those on disk included, and the counts of the sampler."""
     generate = job.policy.generate(params, version=step)
+    # Merged adapters are a copy of their own.
+    del params
     own = tasks[hosts.share(tasks)]
 
     def roll_out(part: Sequence[grpo.Task]) -> list[Trajectory]:

@@ -23,7 +23,7 @@ from awm_jax.rl.rewards import CellRewards, awm_reward, judge_passes
 from awm_jax.training.batch import PolicyBatch, TrainingSequence, training_sequences
 from awm_jax.training.sharding import batch_shardings, padded_head, placement, shardings
 from awm_jax.training.state import Params, TrainState, computed_params
-from awm_jax.types import Question, Trajectory, Verdict
+from awm_jax.types import ANSWERED, Question, Trajectory, Verdict
 
 # A rollout to make: the question, its index in the group, its seed.
 Task = tuple[Question, int, tuple[int, ...]]
@@ -83,7 +83,10 @@ def outcome(
 
 
 def trained_sequences(
-    trajectories: Sequence[Trajectory], outcome: Outcome, own: slice = slice(None)
+    trajectories: Sequence[Trajectory],
+    outcome: Outcome,
+    own: slice = slice(None),
+    groups: Sequence[int] | None = None,
 ) -> tuple[list[tuple[list[TrainingSequence], float]], int]:
     """The sequences that can have a gradient, by trajectory, with its advantage.
 
@@ -91,22 +94,61 @@ def trained_sequences(
       trajectories: of the whole step, with their tokens.
       outcome: what they earned.
       own: those whose sequences are wanted, this process's share.
+      groups: those that an update takes, by index; None for all.
 
     Returns:
-      Those, and how many tokens the policy wrote in all valid trajectories left out. They have
-      no gradient, but they count in the average over tokens.
+      Those, and how many tokens the policy wrote in all valid trajectories left out of these
+      groups. They have no gradient, but they count in the average over tokens.
     """
     chosen, left_out, wanted = [], 0, range(len(trajectories))[own]
+    group_count, group_size = outcome.rewards.shape
+    taken = set(range(group_count) if groups is None else groups)
     advantages, valid, trained = (
         field.reshape(-1) for field in (outcome.advantages, outcome.valid, outcome.trained)
     )
     for index, trajectory in enumerate(trajectories):
+        if index // group_size not in taken:
+            continue
         if trained[index]:
             if index in wanted:
                 chosen.append((training_sequences(trajectory, index), float(advantages[index])))
         elif valid[index]:
             left_out += sum(len(turn.sample.token_ids) for turn in trajectory.turns)
     return chosen, left_out
+
+
+def minibatches(
+    group_count: int, *, epochs: int, minibatches: int, seed: tuple[int, ...]
+) -> list[list[int]]:
+    """Which groups each update of a step takes: every epoch all of them, in equal parts.
+
+    In one part the groups keep their order; in several they are dealt anew each epoch. The
+    log-probabilities of the policy that sampled stay those of the ratio throughout.
+
+    Raises:
+      ValueError: the groups do not divide, or a count is below 1.
+    """
+    if min(epochs, minibatches) < 1 or group_count % minibatches:
+        raise ValueError(
+            f"found {epochs} epochs of {minibatches} mini-batches for {group_count} groups, "
+            "expected at least 1, and mini-batches that divide the groups"
+        )
+    chosen = []
+    for epoch in range(epochs):
+        order = np.arange(group_count)
+        if minibatches > 1:
+            order = np.random.default_rng((*seed, epoch)).permutation(group_count)
+        chosen += [sorted(part.tolist()) for part in np.split(order, minibatches)]
+    return chosen
+
+
+def joined(frozen: Params, trained: Params) -> Params:
+    """The model's parameters of those that are not trained and those that are."""
+    return {**frozen, **trained}
+
+
+class NotFinite(ValueError):
+    """The loss or a gradient of an update is no number; its state is as it was."""
 
 
 class Accumulated(NamedTuple):
@@ -129,6 +171,7 @@ class Update(NamedTuple):
     Attributes:
       accumulate: (trained params, None or accumulated, micro-batch) -> accumulated.
       apply: (state, accumulated, tokens left out) -> (state, metrics).
+      finite: accumulated -> whether loss and gradients are numbers.
       compiled: how many programs each half has needed so far; one, at one packing shape.
       programs: what the halves run, to be lowered ahead of time: `of_batch` (trained params,
         frozen, micro-batch) -> accumulated, `add` of two and `apply` as above.
@@ -136,6 +179,7 @@ class Update(NamedTuple):
 
     accumulate: Callable[[Params, Accumulated | None, PolicyBatch], Accumulated]
     apply: Callable[[TrainState, Accumulated, int], tuple[TrainState, dict[str, jax.Array]]]
+    finite: Callable[[Accumulated], jax.Array]
     compiled: Callable[[], dict[str, int]]
     programs: Mapping[str, Any]
 
@@ -151,6 +195,7 @@ def make_update(
     chunk_size: int,
     mesh: Mesh | None = None,
     dtype: str | None = None,
+    join: Callable[[Params, Params], Params] = joined,
 ) -> Update:
     """Compiles the update: one program for a micro-batch, one to apply what they add up to.
 
@@ -166,10 +211,11 @@ def make_update(
       chunk_size: positions whose logits exist at one time.
       mesh: where the parameters are spread; None for one device.
       dtype: the type in which the model computes; None for that of the parameters.
+      join: (frozen, trained) -> the model's parameters.
     """
 
     def summed_loss(params, frozen, batch):
-        params = {**frozen, **params}
+        params = join(frozen, params)
         states = model.hidden(
             computed_params(params, dtype),
             batch.input_ids,
@@ -230,6 +276,12 @@ def make_update(
         metrics["grad_norm"] = optax.tree.norm(gradients)
         return TrainState(state.step + 1, params, opt_state), metrics
 
+    # A program of its own: `apply` may then be given only what it may keep.
+    @jax.jit
+    def finite(accumulated):
+        leaves = jax.tree.leaves((accumulated.gradients, accumulated.loss.total))
+        return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
     def accumulate(params, accumulated, batch):
         if mesh is not None:
             batch = jax.device_put(batch, batch_shardings(mesh, batch))
@@ -240,18 +292,24 @@ def make_update(
         return {"accumulate": of_batch._cache_size(), "apply": apply._cache_size()}
 
     programs = {"of_batch": of_batch, "add": add, "apply": apply}
-    return Update(accumulate, apply, compiled, programs)
+    return Update(accumulate, apply, finite, compiled, programs)
 
 
 def update_state(
     update: Update, state: TrainState, batches: Iterable[PolicyBatch], left_out: int
 ) -> tuple[TrainState, dict[str, float]]:
-    """One update from the micro-batches; without any, the step counts and nothing moves."""
+    """One update from the micro-batches; without any, the step counts and nothing moves.
+
+    Raises:
+      NotFinite: the update was not made; `state` can be used.
+    """
     accumulated = None
     for batch in batches:
         accumulated = update.accumulate(state.params, accumulated, batch)
     if accumulated is None:
         return state._replace(step=state.step + 1), {}
+    if not update.finite(accumulated):
+        raise NotFinite(f"step {int(state.step)}: the loss or a gradient is not finite")
     state, metrics = update.apply(state, accumulated, left_out)
     return state, {name: float(value) for name, value in metrics.items()}
 
@@ -268,6 +326,8 @@ def step_metrics(
     count = max(len(answer), 1)
     turns = [len(t.turns) for t in trajectories]
     tokens = [sum(len(turn.sample.token_ids) for turn in t.turns) for t in trajectories]
+    # What TRL calls terminated: the policy came to an end by itself.
+    ended = [n for n, t in zip(tokens, trajectories, strict=True) if t.status == ANSWERED]
     words = [len(f.text.split()) for t in trajectories for f in t.memory.findings]
     violations = sum(len(turn.violations) for t in trajectories for turn in t.turns)
     metrics = {
@@ -293,6 +353,12 @@ def step_metrics(
         "agent/finding_words": float(np.mean(words)) if words else 0.0,
         "agent/protocol_violations": violations / len(trajectories),
         "completions/mean_length": float(np.mean(tokens)),
+        "completions/min_length": float(np.min(tokens)),
+        "completions/max_length": float(np.max(tokens)),
+        "completions/clipped_ratio": 1.0 - len(ended) / len(tokens),
+        "completions/mean_terminated_length": float(np.mean(ended)) if ended else 0.0,
+        "completions/min_terminated_length": float(np.min(ended)) if ended else 0.0,
+        "completions/max_terminated_length": float(np.max(ended)) if ended else 0.0,
     }
     for status in sorted({t.status for t in trajectories}):
         metrics[f"stop/{status}"] = sum(t.status == status for t in trajectories) / len(turns)

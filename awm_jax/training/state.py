@@ -21,29 +21,66 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
-def adamw(
+def learning_rate_schedule(
     *,
     learning_rate: float,
     warmup_steps: int,
-    b1: float,
-    b2: float,
-    weight_decay: float,
-    max_gradient_norm: float,
-) -> optax.GradientTransformation:
-    """AdamW behind a clip of the global gradient norm; a linear warm-up, then constant.
+    decay: str = "constant",
+    final_learning_rate: float = 0.0,
+    updates: int | None = None,
+) -> optax.Schedule:
+    """A linear warm-up, then constant or down to the final rate at the last update.
+
+    Args:
+      learning_rate: the highest.
+      warmup_steps: updates until it is reached; the first is made with a part of it.
+      decay: "constant", "cosine" or "linear".
+      final_learning_rate: not reached by "constant".
+      updates: of the whole run; not needed by "constant".
 
     Raises:
-      ValueError: the learning rate is not a positive number.
+      ValueError: a rate is not a positive number, the decay is unknown, or the warm-up leaves it
+        no updates.
     """
     if not (math.isfinite(learning_rate) and learning_rate > 0):
         raise ValueError(f"found learning rate {learning_rate}, expected a positive number")
-    schedule = optax.join_schedules(
+    rest = 0 if updates is None else updates - warmup_steps
+    match decay:
+        case "constant":
+            after = optax.constant_schedule(learning_rate)
+        case "cosine" | "linear" if not (0 <= final_learning_rate <= learning_rate and rest > 0):
+            raise ValueError(
+                f"found a {decay} decay from {learning_rate} to {final_learning_rate} in "
+                f"{updates} updates, {warmup_steps} of them warm-up; expected a final rate from 0 "
+                "to the highest and more updates than those of the warm-up"
+            )
+        case "cosine":
+            share = final_learning_rate / learning_rate
+            after = optax.cosine_decay_schedule(learning_rate, rest, alpha=share)
+        case "linear":
+            after = optax.linear_schedule(learning_rate, final_learning_rate, rest)
+        case other:
+            raise ValueError(f"decay {other!r}: expected constant, cosine or linear")
+    return optax.join_schedules(
         [
             optax.linear_schedule(learning_rate / (warmup_steps + 1), learning_rate, warmup_steps),
-            optax.constant_schedule(learning_rate),
+            after,
         ],
         [warmup_steps],
     )
+
+
+def adamw(
+    *, b1: float, b2: float, weight_decay: float, max_gradient_norm: float, **rate: Any
+) -> optax.GradientTransformation:
+    """AdamW behind a clip of the global gradient norm.
+
+    Args:
+      b1, b2, weight_decay: as optax has them.
+      max_gradient_norm: gradients with a greater norm are scaled down to it.
+      rate: keyword arguments of `learning_rate_schedule`.
+    """
+    schedule = learning_rate_schedule(**rate)
     return optax.chain(
         optax.clip_by_global_norm(max_gradient_norm),
         optax.adamw(schedule, b1=b1, b2=b2, weight_decay=weight_decay),

@@ -37,5 +37,41 @@ class CheckAttentionTest(parameterized.TestCase):
             train.run(config)
 
 
+class CheckRunTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.config = tiny_world.get_config()
+
+    def test_the_tiny_run_is_sound(self):
+        self.assertIn("'token'", checks.check_loss(self.config.loss))
+        self.assertIn("1 devices", checks.check_mesh(self.config))
+        self.assertIn("reader float32", checks.check_dtypes(self.config))
+        self.assertEqual(checks.check_updates(self.config), "1 updates a step of 16 groups")
+        self.assertAlmostEqual(float(checks.learning_rate(self.config)(9)), 2e-4)
+
+    @parameterized.named_parameters(
+        ("aggregate", "loss", "aggregate", "tokens", "aggregate must be"),
+        ("axis", "mesh", "tensor", 3, "num_attention_heads .* over tensor = 3"),
+        ("size", "mesh", "data", 0, "sizes of at least 1"),
+        ("type", "policy", "dtype", "float8", "'policy': 'float8'"),
+        ("parts", "grpo", "minibatches", 3, "mini-batches for 16 groups"),
+        ("stop", "grpo", "stop_after_skipped", 0, "stop_after_skipped 0"),
+        ("together", "groups", "rollouts_at_once", 0, "0 rollouts at once"),
+    )
+    def test_refusals(self, section, name, value, message):
+        self.config[section][name] = value
+        with self.assertRaisesRegex(ValueError, message):
+            checks.check_loss(self.config.loss)
+            checks.check_mesh(self.config)
+            checks.check_dtypes(self.config)
+            checks.check_updates(self.config)
+            checks.check_groups(self.config.groups)
+
+    def test_a_run_that_skips_on_end_stops(self):
+        checks.check_skipped([1, 0, 1, 1], 3, "runs/x")
+        with self.assertRaisesRegex(ValueError, "each of the last 3 steps"):
+            checks.check_skipped([0, 1, 2, 1], 3, "runs/x")
+
+
 if __name__ == "__main__":
     absltest.main()

@@ -9,12 +9,13 @@ import jax
 import numpy as np
 from absl.testing import absltest
 
+from awm_jax.agent import records
 from awm_jax.commands import build, train
 from awm_jax.evaluation import tables
 from awm_jax.models import hf
 from awm_jax.rl.rewards import CellRewards
-from awm_jax.training import checkpoint, lines, state
-from awm_jax.types import Memory, Question, Trajectory, Verdict
+from awm_jax.training import checkpoint, grpo, lines, state
+from awm_jax.types import Memory, Question, Sample, Trajectory, Turn, Verdict
 from configs import tiny_world
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -151,6 +152,46 @@ class TrainTest(absltest.TestCase):
         config.loss.clip_high = 0.3
         with self.assertRaisesRegex(ValueError, "clip_high.*0.28.*0.3"):
             train.run(config)
+
+
+class UpdatesTest(absltest.TestCase):
+    def test_a_skipped_update_is_kept_with_what_it_was_given(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        config = tiny_world.get_config()
+        config.groups.questions_per_step, config.groups.group_size = 2, 2
+        config.grpo.minibatches = 2
+        question = Question("a", "d.pdf", "Who?", "x", "Str")
+        sample = Sample(*np.zeros((3, 2)), "said", "stop")
+        turns = (Turn(0, sample, (), (), (), Memory()),)
+        made = [
+            records.Record(Trajectory(question, n, turns, "x", Memory(), "answered"), (0, 3, 0, n))
+            for n in range(4)
+        ]
+        # Valid, and without a spread.
+        outcome = grpo.Outcome(*(np.full((2, 2), value) for value in (1, True, 0, False)))
+        job = mock.Mock(config=config, rate=lambda update: 0.5 * update)
+        begin = state.TrainState(np.int32(3), {}, ())
+        moved = {"loss": 2.0, "clip_low_share": 0.25, "clip_high_share": 0.5}
+        done = begin._replace(step=begin.step + 1)
+        with mock.patch.object(
+            grpo, "update_state", side_effect=[grpo.NotFinite("no"), (done, moved)]
+        ) as updated:
+            after, metrics = train._updates(job, 3, begin, None, made, outcome, folder)
+        # Two rollouts of two tokens in each.
+        self.assertEqual([call.args[3] for call in updated.call_args_list], [4, 4])
+        self.assertEqual(after.step, 4)
+        self.assertEqual((metrics["loss"], metrics["skipped_updates"]), (2.0, 1))
+        self.assertEqual(metrics["clip_ratio/region_mean"], 0.75)
+        self.assertEqual(metrics["learning_rate"], 3.0)
+        (path,) = folder.iterdir()
+        self.assertEqual(path.name, "skipped-3-0.jsonl")
+        (first, _) = grpo.minibatches(2, epochs=1, minibatches=2, seed=(config.seed, 3))
+        kept = [record.trajectory.rollout for record in records.read_records(path)]
+        self.assertEqual(kept, [2 * first[0], 2 * first[0] + 1])
+        config.groups.leave_out_equal = True
+        with mock.patch.object(grpo, "update_state", return_value=(done, moved)) as updated:
+            train._updates(job, 3, begin, None, made, outcome, folder)
+        self.assertEqual([call.args[3] for call in updated.call_args_list], [0, 0])
 
 
 class ReportTest(absltest.TestCase):

@@ -10,13 +10,14 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
-from awm_jax.models import hf
+from awm_jax.models import hf, lora
 from awm_jax.rl import losses
 from awm_jax.rl.rewards import CellRewards
 from awm_jax.training import batch as batch_lib
 from awm_jax.training import grpo, state
 from awm_jax.types import (
     ANSWERED,
+    STEP_BUDGET,
     TOOL_ERROR,
     Finding,
     Memory,
@@ -75,6 +76,32 @@ class OutcomeTest(absltest.TestCase):
         sequences, left_out = grpo.trained_sequences([trajectory()] * 4, found)
         self.assertEqual((sequences, left_out), ([], 8))
 
+    def test_an_update_takes_its_own_groups_and_counts_their_tokens_alone(self):
+        spread = [verdict(1, 1), verdict(0, 0), verdict(0, 0), verdict(0, 0)]
+        trajectories = [trajectory()] * 12
+        found = grpo.outcome(trajectories, [*spread, *[verdict(0, 1)] * 4, *spread], **NORMALISE)
+        sequences, left_out = grpo.trained_sequences(trajectories, found, groups=[1, 2])
+        self.assertEqual([s[0].trajectory for s, _ in sequences], [8, 9, 10, 11])
+        self.assertEqual(left_out, 8)
+
+
+class MinibatchesTest(parameterized.TestCase):
+    def test_every_epoch_deals_all_groups_anew(self):
+        parts = grpo.minibatches(6, epochs=2, minibatches=3, seed=(0, 4))
+        self.assertEqual([len(part) for part in parts], [2] * 6)
+        for epoch in (parts[:3], parts[3:]):
+            self.assertCountEqual(sum(epoch, []), range(6))
+        self.assertNotEqual(parts[:3], parts[3:])
+        self.assertEqual(parts, grpo.minibatches(6, epochs=2, minibatches=3, seed=(0, 4)))
+
+    def test_in_one_part_the_order_stays(self):
+        self.assertEqual(grpo.minibatches(3, epochs=1, minibatches=1, seed=()), [[0, 1, 2]])
+
+    @parameterized.parameters((0, 1), (1, 0), (1, 4))
+    def test_refusals(self, epochs, minibatches):
+        with self.assertRaisesRegex(ValueError, "mini-batches for 6 groups"):
+            grpo.minibatches(6, epochs=epochs, minibatches=minibatches, seed=())
+
 
 class StepMetricsTest(absltest.TestCase):
     def test_shares_are_of_valid_rollouts(self):
@@ -97,6 +124,27 @@ class StepMetricsTest(absltest.TestCase):
         self.assertEqual(metrics["agent/protocol_violations"], 1)
         self.assertEqual(metrics["stop/answered"], 1)
 
+    def test_lengths_are_told_as_trl_tells_them(self):
+        trajectories = [trajectory(), trajectory((5, 6, 7, 8)), trajectory((5,) * 9, STEP_BUDGET)]
+        trajectories += [trajectory((5,), STEP_BUDGET)]
+        verdicts = [verdict(1, 1)] * 4
+        metrics = grpo.step_metrics(
+            trajectories, verdicts, grpo.outcome(trajectories, verdicts, **NORMALISE)
+        )
+        found = {k.split("/")[1]: v for k, v in metrics.items() if k.startswith("completions/")}
+        self.assertEqual(
+            found,
+            {
+                "mean_length": 4,
+                "min_length": 1,
+                "max_length": 9,
+                "clipped_ratio": 0.5,
+                "mean_terminated_length": 3,
+                "min_terminated_length": 2,
+                "max_terminated_length": 4,
+            },
+        )
+
 
 class UpdateTest(parameterized.TestCase):
     @classmethod
@@ -106,15 +154,16 @@ class UpdateTest(parameterized.TestCase):
         cls.frozen = {"visual": cls.model.params["visual"]}
         cls.trained = {k: v for k, v in cls.model.params.items() if k != "visual"}
 
-    def make(self, optimizer, **loss):
+    def make(self, optimizer, frozen=None, join=grpo.joined, **loss):
         return grpo.make_update(
             self.model,
-            self.frozen,
+            self.frozen if frozen is None else frozen,
             optimizer,
             functools.partial(losses.clipped_policy_loss, **loss),
             banned=jnp.zeros(self.model.config.text.vocab_size, bool),
             temperature=1.0,
             chunk_size=64,
+            join=join,
         )
 
     def batches(self, advantages, rows):
@@ -163,6 +212,37 @@ class UpdateTest(parameterized.TestCase):
         after, metrics = grpo.update_state(self.make(optimizer), begin, [], left_out=9)
         self.assertEqual((int(after.step), metrics), (1, {}))
         chex.assert_trees_all_equal(after.params, self.trained)
+
+    def test_adapters_alone_are_trained(self):
+        optimizer = optax.sgd(1.0)
+        base = {**self.frozen, **self.trained}
+        adapters = lora.init_adapters(
+            self.trained, jax.random.key(0), rank=2, projections=("q_proj",)
+        )
+        join = functools.partial(lora.merge, alpha=4.0)
+        update = self.make(optimizer, base, join)
+        begin = state.initial_state(adapters, optimizer)
+        after, metrics = grpo.update_state(update, begin, self.batches([1.0, -1.0], 2), 0)
+        self.assertGreater(metrics["grad_norm"], 0)
+        moved = jax.tree_util.tree_map_with_path(
+            lambda path, new, old: (jax.tree_util.keystr(path), bool((new != old).any())),
+            join(base, after.params),
+            base,
+        )
+        for path, has_moved in jax.tree.leaves(moved, is_leaf=lambda x: isinstance(x, tuple)):
+            self.assertEqual(has_moved, "'q_proj'" in path and "kernel" in path, path)
+
+    def test_what_is_not_finite_leaves_the_state_as_it_was(self):
+        optimizer = optax.adamw(1.0)
+        update = self.make(optimizer)
+        begin = state.initial_state(self.trained, optimizer)
+        (batch,) = self.batches([1.0], 1)
+        broken = batch._replace(advantages=np.full_like(batch.advantages, np.inf))
+        with self.assertRaisesRegex(grpo.NotFinite, "step 0: the loss or a gradient"):
+            grpo.update_state(update, begin, [broken], 0)
+        chex.assert_trees_all_equal(begin.params, self.trained)
+        after, _ = grpo.update_state(update, begin, [batch], 0)
+        self.assertEqual(int(after.step), 1)
 
     def test_a_positive_advantage_raises_the_tokens_probability(self):
         optimizer = optax.sgd(0.1)
