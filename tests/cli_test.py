@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 class SettingsTest(parameterized.TestCase):
     @parameterized.parameters(
         ("--config.rollout.top_kk=3", "the config has no 'top_kk'. Did you mean \"top_k\""),
-        ("--config.grpo.steps=3", "the config has no 'grpo'."),
+        ("--config.nothing.steps=3", "the config has no 'nothing'."),
     )
     def test_a_setting_that_is_not_there_is_named_without_a_traceback(self, flag, expected):
         ended = subprocess.run(
