@@ -107,7 +107,7 @@ def outcome(work: pathlib.Path, name: str) -> dict[str, str | list]:
     for leaf in _leaves(state):
         digest.update(np.asarray(leaf).tobytes())
     # What a process has compiled, sampled and remembers goes with it.
-    own = ("seconds", "tokens_per_second", "compiled", "cache/")
+    own = ("seconds", "step_time", "tokens_per_second", "compiled", "cache/")
     numbers = [
         {key: value for key, value in line.items() if not key.startswith(own)}
         for line in lines.read(folder / "metrics.jsonl")
