@@ -120,7 +120,7 @@ class TrainTest(absltest.TestCase):
 
         def numbers(folder):
             # What a process has compiled, sampled and remembers goes with it.
-            times = ("seconds", "tokens_per_second", "compiled", "cache/")
+            times = ("seconds", "step_time", "tokens_per_second", "compiled", "cache/")
             return [
                 {k: v for k, v in line.items() if not k.startswith(times)}
                 for line in record(folder, "metrics")
