@@ -97,12 +97,25 @@ def attempt(work: pathlib.Path, name: str, longest: float, chance: random.Random
     }
 
 
-def outcome(work: pathlib.Path, name: str) -> dict[str, str | list]:
-    """What must be equal: digests of parameters, optimiser, rollouts and numbers."""
+def outcome(work: pathlib.Path, name: str) -> dict[str, str | bool | int]:
+    """What must be equal, worked out in a fork too: reading a checkpoint starts JAX."""
+    path = work / f"{name}.json"
+    path.unlink(missing_ok=True)
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return json.loads(path.read_text())
+    try:
+        path.write_text(json.dumps(compared(work, name)))
+    finally:
+        os._exit(0)
+
+
+def compared(work: pathlib.Path, name: str) -> dict[str, str | bool | int]:
+    """Digests of parameters, optimiser, rollouts and numbers."""
     folder = work / name / "awm_grpo"
     exported = (folder / f"policy-{STEPS}" / "model.safetensors").read_bytes()
     with ocp.training.Checkpointer(folder / "checkpoints") as checkpoints:
-        state = checkpoints.load_checkpointables(STEPS, {"state": None})["state"]
+        state = checkpoints.load_checkpointables(STEPS)["state"]
     digest = hashlib.sha256()
     for leaf in _leaves(state):
         digest.update(np.asarray(leaf).tobytes())
