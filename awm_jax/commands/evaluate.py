@@ -44,6 +44,7 @@ def run(config: ml_collections.ConfigDict) -> None:
     limits = rollout.RolloutSettings(**config.rollout)
     spent = served.Costs()
     embedder = served.served_embedder(config.embedder)
+    embedded_by = embed.NAME if embedder is None else embedder.name
     index_at = run_dir / ("index" if embedder is None else "vectors")
     with build.open_library(config.data, index_at=index_at, embedder=embedder) as library:
         # Without gold pages there is nothing to give.
@@ -81,7 +82,7 @@ def run(config: ml_collections.ConfigDict) -> None:
                     "reader": reader_name,
                     "scorer": scorer,
                     "setting": config.setting,
-                    "embedder": embed.NAME if embedder is None else embedder.name,
+                    "embedder": embedded_by,
                     "rollout": config.rollout.to_dict(),
                     "data": build.page_settings(config.data),
                 },
@@ -96,6 +97,7 @@ def run(config: ml_collections.ConfigDict) -> None:
             details={
                 "policy": policy_name,
                 "reader": reader_name,
+                "embedder": embedded_by,
                 "scored differently by the strict rules": differences(judged),
                 "commit": facts["commit"],
             }

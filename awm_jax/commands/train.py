@@ -16,6 +16,7 @@ import optax
 
 from awm_jax.agent import records, rollout
 from awm_jax.commands import build, checks, display, metric_logs, provenance
+from awm_jax.documents import embed
 from awm_jax.evaluation import audit, cells, report, statistics, tables
 from awm_jax.evaluation.run import evaluate
 from awm_jax.judging import mmlongbench
@@ -138,6 +139,7 @@ def _run(config: ml_collections.ConfigDict) -> None:
             "temperature": str(job.settings.temperature),
             "rollouts a question": str(config.eval_data.samples),
             "reader": config.reader.checkpoint,
+            "embedder": embed.NAME,
             "scored differently by the strict rules": audit.mode_differences(
                 [pair for pairs in judged.values() for pair in pairs], benchmark=mmlongbench
             ),

@@ -120,6 +120,7 @@ class EvaluateTest(absltest.TestCase):
         notes = [record.trajectory.memory.findings for record in self.records()]
         self.assertEqual({f.source_page for found in notes for f in found}, {2})
         self.assertEqual(summary["rows"][0]["mem_acc"], 1.0)
+        self.assertStartsWith(summary["caption"]["details"]["embedder"], "double, text, 2 numbers")
         asked = [body["input"][0] for body in self.double.bodies("/v1/embeddings")]
         self.assertCountEqual(
             [text for text in asked if not text.startswith("The width is: ")],
