@@ -6,7 +6,6 @@ so until the run is whole; then another run begins, until there were enough kill
 """
 
 import argparse
-import hashlib
 import json
 import os
 import pathlib
@@ -14,10 +13,9 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import time
-
-import numpy as np
-from orbax.checkpoint import v1 as ocp
 
 from awm_jax.commands import train
 from awm_jax.training import lines
@@ -98,57 +96,13 @@ def attempt(work: pathlib.Path, name: str, longest: float, chance: random.Random
 
 
 def outcome(work: pathlib.Path, name: str) -> dict[str, str | bool | int]:
-    """What must be equal, worked out in a fork too: reading a checkpoint starts JAX."""
-    path = work / f"{name}.json"
-    path.unlink(missing_ok=True)
-    if child := os.fork():
-        os.waitpid(child, 0)
-        return json.loads(path.read_text())
-    try:
-        path.write_text(json.dumps(compared(work, name)))
-    finally:
-        os._exit(0)
-
-
-def compared(work: pathlib.Path, name: str) -> dict[str, str | bool | int]:
-    """Digests of parameters, optimiser, rollouts and numbers."""
-    folder = work / name / "awm_grpo"
-    exported = (folder / f"policy-{STEPS}" / "model.safetensors").read_bytes()
-    with ocp.training.Checkpointer(folder / "checkpoints") as checkpoints:
-        state = checkpoints.load_checkpointables(STEPS)["state"]
-    digest = hashlib.sha256()
-    for leaf in _leaves(state):
-        digest.update(np.asarray(leaf).tobytes())
-    # What a process has compiled, sampled and remembers goes with it.
-    own = ("seconds", "step_time", "tokens_per_second", "compiled", "cache/")
-    numbers = [
-        {key: value for key, value in line.items() if not key.startswith(own)}
-        for line in lines.read(folder / "metrics.jsonl")
-    ]
-    rollouts = lines.read(folder / "trajectories.jsonl")
-    seeds = [tuple(line["seed"]) for line in rollouts]
-    wanted = [
-        (0, step, question, index)
-        for step in range(STEPS)
-        for question in range(QUESTIONS)
-        for index in range(GROUP)
-    ]
-    return {
-        "parameters": hashlib.sha256(exported).hexdigest(),
-        "checkpoint": digest.hexdigest(),
-        "rollouts": hashlib.sha256(json.dumps(rollouts).encode()).hexdigest(),
-        "numbers": hashlib.sha256(json.dumps(numbers).encode()).hexdigest(),
-        "each_rollout_once": seeds == wanted,
-        "moved": sum(line["grad_norm"] > 0 for line in numbers if "grad_norm" in line),
-    }
-
-
-def _leaves(tree):
-    if isinstance(tree, dict):
-        return [leaf for name in sorted(tree) for leaf in _leaves(tree[name])]
-    if isinstance(tree, list | tuple):
-        return [leaf for each in tree for leaf in _leaves(each)]
-    return [] if tree is None else [tree]
+    """What must be equal, by a program of its own: reading a checkpoint starts JAX."""
+    shape = (str(n) for n in (STEPS, QUESTIONS, GROUP))
+    program = [sys.executable, "-m", "experiments.kill_and_resume.outcome"]
+    found = subprocess.run(
+        [*program, work / name / "awm_grpo", *shape], check=True, stdout=subprocess.PIPE
+    )
+    return json.loads(found.stdout)
 
 
 def main() -> None:
