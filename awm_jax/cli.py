@@ -89,7 +89,11 @@ def _parse(argv: list[str]) -> list[str]:
     except (AttributeError, KeyError) as error:
         # An AttributeError of ml_collections holds the KeyError, and that the part that is not
         # there, quoted, and perhaps a line with one that is spelled alike.
-        found = error.args[0].args[0] if isinstance(error.args[0], KeyError) else error.args[0]
+        inner = error.args[0] if error.args and isinstance(error.args[0], KeyError) else error
+        found = str((*inner.args, "")[0])
+        if not found.startswith("'"):
+            # Of the config file itself.
+            raise
         _, name, alike = found.split("'", 2)
         given = [arg for arg in argv if name in arg.partition("=")[0].split(".")]
         sys.exit(f"{' '.join(given)}: the config has no {name!r}. {alike.strip()}".strip())

@@ -49,6 +49,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.rollout.max_words = 40  # [paper]
     c.rollout.context = "memory"
     c.rollout.temperature = 0.7  # [precursor]
+    # Seconds that a search, or the drawing of a page, may take before its rollout ends.
+    c.rollout.tool_timeout_s = 300.0
 
     c.sampler = ml_collections.ConfigDict()
     c.sampler.max_new_tokens = 512  # a step [chosen]

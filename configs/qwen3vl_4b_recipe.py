@@ -70,6 +70,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.rollout.max_words = 40  # [paper]
     c.rollout.context = "memory"  # [chosen]
     c.rollout.temperature = 0.7  # [precursor]
+    # Seconds that a search, or the drawing of a page, may take before its rollout ends.
+    c.rollout.tool_timeout_s = 300.0
 
     # One rollout a question [chosen].
     c.teacher = server(

@@ -37,6 +37,8 @@ def get_config() -> ml_collections.ConfigDict:
     c.rollout.max_words = 40  # [paper]
     c.rollout.context = "memory"  # [chosen]
     c.rollout.temperature = 0.7  # [precursor]; nothing is sampled here
+    # Seconds that a search, or the drawing of a page, may take before its rollout ends.
+    c.rollout.tool_timeout_s = 300.0
 
     c.schedule = ml_collections.ConfigDict()
     c.schedule.learning_rate = 1e-5  # [precursor]

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from awm_jax import servers
 from awm_jax.commands import diagnosis_files as files
 from awm_jax.commands import display, judges, provenance, served
 from awm_jax.commands.diagnosis_display import (
@@ -117,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     try:
         return _run(arguments)
-    except (ValueError, servers.ServerError) as error:
+    except (ValueError, OSError) as error:
         print(f"diagnose: {error}", file=sys.stderr)
         return 2
 
